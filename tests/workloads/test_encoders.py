@@ -17,7 +17,7 @@ from stepscope.bench.workloads.models.bert import BREAK, IGNORED, MASK
 from stepscope.bench.workloads.models.encoders import fp8, optimized
 from stepscope.bench.workloads.models.encoders.ootb import PUBLISHED_LENGTHS, at_percentile, draw_lengths, draw_words
 from stepscope.bench.workloads.models.xlmr import BEGIN, END, PAD
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Task
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.steps import TrainStep
 
 MODELS = ("xlmr", "bert-base", "bert-large", "oscar")
@@ -56,7 +56,7 @@ def run_check(
     engine = fast.engine(one.mode)._replace(fullgraph=True) if traced else EAGER
     fast.engine = lambda mode: engine  # type: ignore[method-assign]
     count = one.tiny.batch_size
-    return check_optimized(plain, fast, mode=mode, precision=precision, device="cpu", batch_size=count, backend="eager")
+    return check_optimized(plain, fast, Setting(mode, precision, "cpu", "eager"), batch_size=count)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -159,7 +159,7 @@ def test_loss_falls(model: str) -> None:
     torch.manual_seed(1)
     task = declared.make_task(one.sizes_at("tiny"))
     batch = task.make_batch(4, seed=1, mode="train")
-    step = TrainStep(task, task.build().train(), [batch], precision="fp32", device="cpu")
+    step = TrainStep(task, task.build().train(), [batch], Setting("train", "fp32", "cpu"))
     losses = []
     for _ in range(40):
         step()
@@ -232,7 +232,7 @@ def test_pretraining_head_is_the_same_in_inference() -> None:
     declared, one = find("bert-base", "train")
     plain, fast = make_pair(declared, one)
     fast.engine = lambda mode: EAGER  # type: ignore[method-assign]
-    report = check_optimized(plain, fast, mode="infer", precision="fp32", device="cpu", batch_size=2)
+    report = check_optimized(plain, fast, Setting("infer", "fp32", "cpu"), batch_size=2)
     assert report.passed, report.failures
 
 

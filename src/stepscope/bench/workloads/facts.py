@@ -8,9 +8,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.bench.workloads.feed import Shapes, shapes_of, to_device
+from stepscope.bench.workloads.feed import Shapes, shapes_of
 from stepscope.bench.workloads.generation import Decoder, generate_plainly
-from stepscope.bench.workloads.precision import math_of
+from stepscope.bench.workloads.precision import math_of, to_device
+from stepscope.bench.workloads.protocol import Setting
 from stepscope.system import find_device_peak
 from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
 
@@ -59,15 +60,14 @@ def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    counts = []
+    counts, setting = [], Setting(mode, "fp32", device)
     try:
         with torch.device(device):
             module = task.build()
         for batch in batches:
             counter = FlopCounterMode(display=False)
-            there = to_device(batch, device=device, precision="fp32", mode=mode)
-            with counter, math_of("fp32", mode=mode, device=device), countable_kernels(device):
-                _make_step(task, module, there, mode)
+            with counter, math_of(setting), countable_kernels(device):
+                _make_step(task, module, to_device(batch, setting), mode)
             counts.append(int(counter.get_total_flops()))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         return None

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.bench.workloads.precision import cast_batch
+from stepscope.bench.workloads.precision import to_device
 from stepscope.bench.workloads.protocol import Optimized
 from stepscope.core.errors import BadInputError, first_line
 
 if TYPE_CHECKING:
     import torch
 
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
+    from stepscope.bench.workloads.protocol import Mode, Setting, Task
 
 BATCHES = 4
 """Different batches that take turns, so that no step finds the last one's values in a cache."""
@@ -176,22 +175,13 @@ def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
     return None
 
 
-def to_device(
-    batch: Mapping[str, torch.Tensor], *, device: str, precision: Precision, mode: Mode
-) -> dict[str, torch.Tensor]:
-    return cast_batch({name: one.to(device, non_blocking=True) for name, one in batch.items()}, precision, mode)
-
-
 class Loader:
     """Batches copied by worker processes, pinned, and sent to the device while the last step runs; never ends."""
 
-    def __init__(
-        self, batches: list[dict[str, torch.Tensor]], *, device: str, precision: Precision, mode: Mode, workers: int
-    ) -> None:
-        self._batches, self._workers = batches, workers
-        self._to_device = partial(to_device, device=device, precision=precision, mode=mode)
+    def __init__(self, batches: list[dict[str, torch.Tensor]], setting: Setting, *, workers: int) -> None:
+        self._batches, self._setting, self._workers = batches, setting, workers
         self._side: Any = None
-        if device.startswith("cuda"):
+        if setting.device.startswith("cuda"):
             import torch
 
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -219,11 +209,11 @@ class Loader:
     def _send(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """On a GPU beside the work of the step before."""
         if self._side is None:
-            return self._to_device(batch)
+            return to_device(batch, self._setting)
         import torch
 
         with torch.cuda.stream(self._side):
-            return self._to_device(batch)
+            return to_device(batch, self._setting)
 
     def _receive(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._side is not None:

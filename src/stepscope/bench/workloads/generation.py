@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_perturbed
-from stepscope.bench.workloads.feed import Feed, to_device
+from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding, compare_differences, relative_error
-from stepscope.bench.workloads.precision import math_of, shape_module
-from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
+from stepscope.bench.workloads.precision import math_of, shape_module, to_device
+from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, compiled
@@ -91,12 +91,10 @@ class DecoderRunner:
         self,
         task: Decoder,
         module: nn.Module,
+        setting: Setting,
         *,
         new_tokens: int,
-        precision: Precision,
-        device: str,
         engine: Engine = EAGER,
-        backend: str = "inductor",
     ) -> None:
         self.task = task
         self.state: State = None
@@ -104,11 +102,10 @@ class DecoderRunner:
         self._module = module
         # Captures run the decode step a few times before it counts: there must be room for those tokens, too.
         self._room = max(new_tokens, CAPTURE_WARMUPS + 2)
-        self._precision: Precision = precision
-        self._device = device
-        self._graph = engine.graph and device.startswith("cuda")
-        self._prefill = compiled(lambda pair: task.begin(module, *pair), engine, backend)
-        self._decode = compiled(lambda state: task.advance(module, state), engine, backend)
+        self._setting = setting
+        self._graph = engine.graph and setting.device.startswith("cuda")
+        self._prefill = compiled(lambda pair: task.begin(module, *pair), engine, setting.backend)
+        self._decode = compiled(lambda state: task.advance(module, state), engine, setting.backend)
         self._places: dict[tuple[Any, ...], _Place] = {}
         self._next: Callable[[], None] | None = None
 
@@ -129,7 +126,7 @@ class DecoderRunner:
         return self.task.tokens(self.state)
 
     def _make_place(self, batch: Batch) -> _Place:
-        with self._math():
+        with math_of(self._setting):
             state = self.task.reserve(self._module, batch, self._room)
         if not self._graph:
             return _Place(state, lambda one: self._run_prefill(one, state), lambda: self._run_decode(state))
@@ -146,15 +143,12 @@ class DecoderRunner:
         return _Place(state, begin, replay_advance)
 
     def _run_prefill(self, batch: Batch, state: State) -> None:
-        with self._math():
+        with math_of(self._setting):
             self._prefill((batch, state))
 
     def _run_decode(self, state: State) -> None:
-        with self._math():
+        with math_of(self._setting):
             self._decode(state)
-
-    def _math(self) -> Any:
-        return math_of(self._precision, mode="infer", device=self._device)
 
 
 class _Place(NamedTuple):
@@ -193,15 +187,7 @@ def time_generation(
 
 
 def check_generation(
-    plain: Decoder,
-    fast: Decoder,
-    *,
-    precision: Precision,
-    device: str,
-    batch_size: int,
-    new_tokens: int,
-    backend: str = "inductor",
-    seed: int = SEED,
+    plain: Decoder, fast: Decoder, setting: Setting, *, batch_size: int, new_tokens: int
 ) -> CheckReport:
     """The ootb implementation writes in fp32; the optimized implementation is led along its tokens and must give the
     same logits at each one. So a near-tie that two roundings decide differently is no error, and everything after it is
@@ -212,30 +198,28 @@ def check_generation(
         raise UsageError(
             f"{type(fast).__name__} is not an optimized implementation", hint="pass a class derived from Optimized"
         )
-    reference = build_perturbed(plain, device=device, seed=seed)
-    step = DecoderRunner(plain, copy.deepcopy(reference).eval(), new_tokens=new_tokens, precision="fp32", device=device)
-    expected = _write(step, _prompts(plain, batch_size, seed, "fp32", device), new_tokens)
+    exact = setting._replace(precision="fp32")
+    reference = build_perturbed(plain, device=setting.device, seed=SEED)
+    step = DecoderRunner(plain, copy.deepcopy(reference).eval(), exact, new_tokens=new_tokens)
+    expected = _write(step, _prompts(plain, batch_size, SEED, exact), new_tokens)
     chosen = step.tokens()
     del step
     gc.collect()  # steps refer to themselves; a large model's weights must not be there once more
     findings: list[Finding] = []
-    for one in dict.fromkeys(("fp32", precision)):
-        module = shape_module(fast, copy.deepcopy(reference), mode="infer", precision=one)
-        engine = fast.engine("infer")
-        led = DecoderRunner(
-            fast, module, new_tokens=new_tokens, precision=one, device=device, engine=engine, backend=backend
-        )
+    for one in dict.fromkeys((exact, setting)):
+        module = shape_module(fast, copy.deepcopy(reference), one)
+        led = DecoderRunner(fast, module, one, new_tokens=new_tokens, engine=fast.engine("infer"))
         with torch.inference_mode():
             # Where a graph is captured, it is on another batch than the one that is compared.
-            led.begin(_prompts(fast, batch_size, seed + 1, one, device))
-            findings += _follow(led, _prompts(fast, batch_size, seed, one, device), expected, chosen, one)
+            led.begin(_prompts(fast, batch_size, SEED + 1, one))
+            findings += _follow(led, _prompts(fast, batch_size, SEED, one), expected, chosen, one.precision)
         del module, led
         gc.collect()
     return CheckReport(findings=findings)
 
 
-def _prompts(task: Task, count: int, seed: int, precision: Precision, device: str) -> dict[str, torch.Tensor]:
-    return to_device(task.make_batch(count, seed=seed, mode="infer"), device=device, precision=precision, mode="infer")
+def _prompts(task: Task, count: int, seed: int, setting: Setting) -> dict[str, torch.Tensor]:
+    return to_device(task.make_batch(count, seed=seed, mode="infer"), setting)
 
 
 def _write(step: DecoderRunner, batch: Batch, new_tokens: int) -> list[torch.Tensor]:

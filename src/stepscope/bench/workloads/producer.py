@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from stepscope.bench.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
-from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
+from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches
 from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep, serve_requests
-from stepscope.bench.workloads.precision import build_module
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.precision import build_module, to_device
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
 from stepscope.bench.workloads.request import (
     LOADER_STEPS,
     LOADER_TIME_S,
@@ -213,6 +213,7 @@ class ModelCase:
     def __init__(self, parsed: ParsedCase, producer: WorkloadProducer) -> None:
         self._parsed, self._ranks, self._request = parsed, producer.ranks, producer.request
         self._device, self._producer = producer.device, producer
+        self._setting = Setting(parsed.mode, parsed.precision, self._device.name, self._request.compile_backend)
         self._parallel = parsed.spec.parallel
         self._peers = BarrierPeers(producer.ranks, parsed.case) if self._parallel else None
         self._batches: Batches = []
@@ -286,22 +287,16 @@ class ModelCase:
             return step
         task = parsed.workload.make_task(parsed.scale)
         self._batches = self._batches or self._make_batches(task)
-        kind: dict[str, Any] = {"mode": parsed.mode, "precision": parsed.precision, "device": device.name}
-        module = build_module(task, seed=SEED, **kind)
-        ready = [to_device(one, **kind) for one in self._batches]
-        how: dict[str, Any] = {
-            "precision": parsed.precision,
-            "device": device.name,
-            "engine": task.engine(parsed.mode) if isinstance(task, Optimized) else EAGER,
-            "backend": self._request.compile_backend,
-        }
+        setting, engine = self._setting, task.engine(parsed.mode) if isinstance(task, Optimized) else EAGER
+        module = build_module(task, setting, seed=SEED)
+        ready = [to_device(one, setting) for one in self._batches]
         if parsed.mode == "train":
-            return TrainStep(task, module, ready, accumulate=count_accumulated(parsed), **how)
+            return TrainStep(task, module, ready, setting, engine=engine, accumulate=count_accumulated(parsed))
         if isinstance(task, Decoder):
             tokens = int(task.sizes["new_tokens"])
-            runner = DecoderRunner(task, module, new_tokens=tokens, **how)
+            runner = DecoderRunner(task, module, setting, new_tokens=tokens, engine=engine)
             return GenerationStep(runner, ready, new_tokens=tokens, device=device)
-        return InferStep(task, module, ready, **how)
+        return InferStep(task, module, ready, setting, engine=engine)
 
     def _together(self, body: Callable[[], T]) -> T:
         return self._ranks.together(partial(self._guarded, body), exchanges=self._parallel is not None)
@@ -428,8 +423,7 @@ class ModelCase:
         """With a batch ready for every power of two up to the case's."""
         parsed, task = self._parsed, self._parsed.workload.make_task(self._parsed.scale)
         sizes = {min(1 << power, parsed.batch_size) for power in range(parsed.batch_size.bit_length() + 1)}
-        how: dict[str, Any] = {"device": self._device.name, "precision": parsed.precision, "mode": "infer"}
-        batches = {size: to_device(task.make_batch(size, seed=SEED, mode="infer"), **how) for size in sizes}
+        batches = {size: to_device(task.make_batch(size, seed=SEED, mode="infer"), self._setting) for size in sizes}
         return serve_requests(
             step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self._device, seed=SEED,
             target=parsed.workload.declared.latency_target,
@@ -440,9 +434,8 @@ class ModelCase:
         parsed, step, workers = self._parsed, self._step, self._request.loader_workers
         assert step is not None
         assert workers is not None
-        how: dict[str, Any] = {"device": self._device.name, "precision": parsed.precision, "mode": parsed.mode}
         iterations = math.lcm(measurement.iterations[-1], self._round_steps)
-        with step.feed.of(Loader(self._batches, workers=workers, **how)):
+        with step.feed.of(Loader(self._batches, self._setting, workers=workers)):
             fed = measure(
                 self._step_and_wait if parsed.mode == "infer" else self,
                 settings=_shorten(self._settings, iterations),

@@ -89,6 +89,16 @@ class Engine(NamedTuple):
 EAGER = Engine()
 
 
+class Setting(NamedTuple):
+    """How steps are made: all about them but the model."""
+
+    mode: Mode
+    precision: Precision
+    device: str
+    backend: str = "inductor"
+    """Of torch.compile."""
+
+
 class Optimized(Task):
     """The optimized implementation of a task. What is not said otherwise is done as the plain task does it."""
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from stepscope.bench.workloads.feed import make_batches, to_device
-from stepscope.bench.workloads.precision import build_module
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.feed import make_batches
+from stepscope.bench.workloads.precision import build_module, to_device
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
 from stepscope.bench.workloads.steps import InferStep, TrainStep, make_late_optimizer, name_early_updates
 from stepscope.core.errors import UsageError
@@ -35,16 +35,16 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
     if parallel == "sharded":
         task = shard(task)
     # The same seed: the same weights everywhere.
-    module = build_module(task, mode=parsed.mode, precision=parsed.precision, device=device, seed=SEED)
+    setting = Setting(parsed.mode, parsed.precision, device, backend)
+    module = build_module(task, setting, seed=SEED)
     if parallel != "sharded" and parsed.mode == "train":
         task, module = distribute(task, module, parallel, device)
     batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * dist.get_rank())
-    ready = [to_device(one, device=device, precision=parsed.precision, mode=parsed.mode) for one in batches]
-    how: dict[str, Any] = {"precision": parsed.precision, "device": device, "engine": engine, "backend": backend}
+    ready = [to_device(one, setting) for one in batches]
     if parsed.mode == "infer":
-        return InferStep(task, module, ready, **how), batches
-    how |= {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
-    return TrainStep(task, module, ready, **how), batches
+        return InferStep(task, module, ready, setting, engine=engine), batches
+    how: dict[str, Any] = {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
+    return TrainStep(task, module, ready, setting, engine=engine, **how), batches
 
 
 def count_share(parsed: ParsedCase) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from stepscope.bench.workloads.protocol import Mode, Outputs, Precision, Task
+    from stepscope.bench.workloads.protocol import Mode, Outputs, Precision, Setting, Task
 
 MOST_SHAPES = 64
 """Different shapes of layers, or of batches that are served, each compiled for itself; torch's own limit is 8."""
@@ -62,11 +62,8 @@ def name_early_updates(task: Task, *, mode: Mode, precision: Precision) -> str |
 class _FedStep(ABC):
     """Takes batches one after the other, and is replayed as a graph where its engine says so."""
 
-    def __init__(
-        self, batches: Iterable[Mapping[str, torch.Tensor]], *, precision: Precision, device: str, at_once: int = 1
-    ) -> None:
-        self._precision: Precision = precision
-        self._device = device
+    def __init__(self, batches: Iterable[Mapping[str, torch.Tensor]], setting: Setting, *, at_once: int = 1) -> None:
+        self._setting = setting
         self.at_once = at_once
         """Batches of one step."""
         self.feed = Feed(batches)
@@ -82,7 +79,7 @@ class _FedStep(ABC):
             self._step([self.feed.take() for _ in range(self.at_once)])
 
     def _capture_if(self, engine: Engine) -> None:
-        if not engine.graph or not self._device.startswith("cuda"):
+        if not engine.graph or not self._setting.device.startswith("cuda"):
             return
         static = [_clone(self.feed.take()) for _ in range(self.at_once)]
         replay = capture(lambda: self._step(static))
@@ -103,11 +100,9 @@ class TrainStep(_FedStep):
         task: Task,
         module: nn.Module,
         batches: Sequence[Mapping[str, torch.Tensor]],
+        setting: Setting,
         *,
-        precision: Precision,
-        device: str,
         engine: Engine = EAGER,
-        backend: str = "inductor",
         accumulate: int = 1,
         loss_of: Callable[[Any], Any] | None = None,
         withhold: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -115,10 +110,10 @@ class TrainStep(_FedStep):
         """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of`: the loss of a batch,
         where it is compiled already. `withhold`: entered for all batches of a step but the last, so that ranks exchange
         gradients once."""
-        super().__init__(batches, precision=precision, device=device, at_once=accumulate)
+        super().__init__(batches, setting, at_once=accumulate)
         self._optimizer = make_late_optimizer(task, module) if accumulate > 1 else task.make_optimizer(module)
         self._withhold = withhold
-        self._loss_of = loss_of or compile_pass(task, module, "train", engine, backend)
+        self._loss_of = loss_of or compile_pass(task, module, setting, engine)
         self.loss: torch.Tensor | None = None
         """Loss of the last batch; stays on the device."""
         self._weights = [one for one in module.parameters() if one.requires_grad]
@@ -137,14 +132,14 @@ class TrainStep(_FedStep):
 
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        with matmul_rounding(self._precision):
+        with matmul_rounding(self._setting.precision):
             for number, batch in enumerate(batches, start=1):
                 with self._withhold() if number < len(batches) else nullcontext():
                     self._add_gradients(batch, len(batches))
         self._optimizer.step()
 
     def _add_gradients(self, batch: Mapping[str, torch.Tensor], count: int) -> None:
-        with math_of(self._precision, mode="train", device=self._device):
+        with math_of(self._setting):
             loss = self._loss_of(batch)
         (loss / count if count > 1 else loss).backward()
         self.loss = loss.detach()
@@ -158,14 +153,12 @@ class InferStep(_FedStep):
         task: Task,
         module: nn.Module,
         batches: Sequence[Mapping[str, torch.Tensor]],
+        setting: Setting,
         *,
-        precision: Precision,
-        device: str,
         engine: Engine = EAGER,
-        backend: str = "inductor",
     ) -> None:
-        super().__init__(batches, precision=precision, device=device)
-        self._outputs_of = compile_pass(task, module, "infer", engine, backend)
+        super().__init__(batches, setting)
+        self._outputs_of = compile_pass(task, module, setting, engine)
         self.outputs: Outputs | None = None
         self._capture_if(engine)
 
@@ -180,13 +173,13 @@ class InferStep(_FedStep):
 
     def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
         (batch,) = batches
-        with math_of(self._precision, mode="infer", device=self._device):
+        with math_of(self._setting):
             self.outputs = self._outputs_of(batch)
 
 
-def compile_pass(task: Task, module: nn.Module, mode: Mode, engine: Engine, backend: str) -> Callable[[Any], Any]:
+def compile_pass(task: Task, module: nn.Module, setting: Setting, engine: Engine) -> Callable[[Any], Any]:
     """The loss of a batch in training, else its outputs, as the engine runs it."""
-    forward = task.loss if mode == "train" else task.infer
+    forward = task.loss if setting.mode == "train" else task.infer
 
     def step(batch: Any) -> Any:
         return forward(module, batch)
@@ -194,11 +187,11 @@ def compile_pass(task: Task, module: nn.Module, mode: Mode, engine: Engine, back
     repeated = task.repeated if isinstance(task, Optimized) else ()
     parts = [part for part in module.modules() if type(part).__name__ in repeated]
     if engine.compile is None or not parts:
-        return compiled(step, engine, backend)
+        return compiled(step, engine, setting.backend)
     # Torch looks for gradients on what comes into a layer, and warns itself.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     for part in parts:
-        part.compile(**_how(engine, backend))
+        part.compile(**_how(engine, setting.backend))
     return step
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from stepscope.bench.workloads.models.convnets.choosing import TRIAL_BATCH, TRIALS, Layer, choose_way, find_grouped
 from stepscope.bench.workloads.models.convnets.layers import GroupedConv, Stem, StemOnBlocks, fold_norms
 from stepscope.bench.workloads.models.convnets.ootb import PictureTask
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Setting
 
 STEP = Engine(compile="default", graph=True, dynamic=False)
 """Blocks differ in their shapes; torch would compile the second one for all shapes, which takes far longer."""
@@ -49,7 +49,7 @@ class FastPictures(Optimized):
         half = mode == "train" and precision == "bf16"
         for name, layer in grouped.items():
             conv = module.get_submodule(name)
-            way = choose_way(layer, conv, mode=mode, precision=precision)
+            way = choose_way(layer, conv, Setting(mode, precision, str(conv.weight.device)))
             fast = GroupedConv(conv, way, in_bf16=half, tf32=precision != "fp32")
             module.set_submodule(name, fast.freeze() if mode == "infer" else fast)
         self.rearrange(module)
@@ -81,8 +81,8 @@ class FastPictures(Optimized):
         own = set(self._find_grouped(mode).values())
         made = {
             layer.describe(): trial.way.describe()
-            for (layer, of_mode, of_precision, _), trial in TRIALS.items()
-            if layer in own and (of_mode, of_precision) == (mode, precision)
+            for (layer, setting), trial in TRIALS.items()
+            if layer in own and (setting.mode, setting.precision) == (mode, precision)
         }
         rule = "Each is computed in the way that was fastest in a trial on the device before the measurement"
         if not made:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from stepscope.bench.workloads.feed import to_device
-from stepscope.bench.workloads.protocol import Mode, Precision, Task
+from stepscope.bench.workloads.precision import to_device
+from stepscope.bench.workloads.protocol import Mode, Precision, Setting, Task
 
 KIND = torch.float8_e4m3fn
 SLOPES = torch.float8_e5m2
@@ -29,8 +29,7 @@ def find_ranges(plain: Task, module: nn.Module, *, mode: Mode, precision: Precis
     if precision != "fp8" or mode == "train":
         return None
     batch = plain.make_batch(EXAMPLES, seed=EXAMPLES_SEED, mode="infer")
-    device = str(next(module.parameters()).device)
-    there = to_device(batch, device=device, precision="fp32", mode="infer")
+    there = to_device(batch, Setting("infer", "fp32", str(next(module.parameters()).device)))
     return Ranges(module, lambda: plain.infer(module, there))
 
 
