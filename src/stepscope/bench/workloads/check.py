@@ -28,9 +28,9 @@ from stepscope.bench.workloads.precision import math_of, matmul_rounding, shape_
 from stepscope.bench.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_pass
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from stepscope.bench.workloads.protocol import Outputs
@@ -88,8 +88,6 @@ def check_optimized(
 
 def build_perturbed(task: Task, *, device: str, seed: int) -> nn.Module:
     """The plain module, with noise on everything that begins as a constant: biases, norms, their statistics."""
-    import torch
-
     torch.manual_seed(seed)
     with torch.device(device):
         module = task.build()
@@ -127,8 +125,6 @@ class _Perturbed(_Unchanged):
         self._seed = seed
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        import torch
-
         for parameter in module.parameters():
             generator = torch.Generator(parameter.device).manual_seed(self._seed)
             up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < 0.5
@@ -228,8 +224,6 @@ class _Side(NamedTuple):
 
     def _compare_in_double(self) -> list[Finding]:
         """Not compiled: what compilers and kernels make of the same function is compared in fp32."""
-        import torch
-
         side = self._replace(batch_size=min(self.batch_size, DOUBLE_BATCH))
         plain_batch, fast_batch = side._batches(SEED)
         modules = copy.deepcopy(self.reference).train(), self._convert()

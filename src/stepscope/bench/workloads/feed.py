@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.bench.workloads.precision import to_device
 from stepscope.bench.workloads.protocol import Optimized
 from stepscope.core.errors import BadInputError, first_line
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.bench.workloads.protocol import Mode, Setting, Task
 
 BATCHES = 4
@@ -73,8 +72,6 @@ def read_batches(
 ) -> list[dict[str, torch.Tensor]]:
     """A user's batches: a file of torch.save with a list of dicts, laid out as the benchmark's own synthetic ones.
     `any_shape`: an optimized implementation has a graph for each shape, not one for all batches."""
-    import torch
-
     plain = task.plain if isinstance(task, Optimized) else task
     wanted = find_layout(plain, batch_size=batch_size, mode=mode)
     form = ", ".join(f"{name} {one.dtype}{one.format_shape()}" for name, one in wanted.items())
@@ -161,8 +158,6 @@ def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]
 
 def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
     """What keeps a batch from standing in for a synthetic one."""
-    import torch
-
     if not isinstance(batch, dict) or set(batch) != set(wanted):
         return f"must hold the inputs {', '.join(sorted(wanted))}"
     sizes: dict[str, int] = {}
@@ -182,8 +177,6 @@ class Loader:
         self._batches, self._setting, self._workers = batches, setting, workers
         self._side: Any = None
         if setting.device.startswith("cuda"):
-            import torch
-
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -210,15 +203,11 @@ class Loader:
         """On a GPU beside the work of the step before."""
         if self._side is None:
             return to_device(batch, self._setting)
-        import torch
-
         with torch.cuda.stream(self._side):
             return to_device(batch, self._setting)
 
     def _receive(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._side is not None:
-            import torch
-
             here = torch.cuda.current_stream()
             here.wait_stream(self._side)
             for one in batch.values():

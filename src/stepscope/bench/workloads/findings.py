@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from stepscope.bench.workloads.protocol import Precision
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from stepscope.bench.workloads.protocol import Outputs

@@ -16,14 +16,14 @@ from stepscope.bench.workloads.precision import math_of, shape_module, to_device
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
-from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, compiled
+from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, capture_fed, compiled
 from stepscope.core.errors import UsageError
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import Device, WallClock, no_garbage_collection
 from stepscope.records import LatencyTarget, Notice
 from stepscope.records.kinds import Serving
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from stepscope.measure.device import Clock
@@ -130,17 +130,9 @@ class DecoderRunner:
             state = self.task.reserve(self._module, batch, self._room)
         if not self._graph:
             return _Place(state, lambda one: self._run_prefill(one, state), lambda: self._run_decode(state))
-        static = {name: one.clone() for name, one in batch.items()}
-        replay_begin = capture(lambda: self._run_prefill(static, state))
-        replay_begin()  # a state to decode from: the capture itself computes nothing
-        replay_advance = capture(lambda: self._run_decode(state))
-
-        def begin(one: Batch) -> None:
-            for name, tensor in one.items():
-                static[name].copy_(tensor, non_blocking=True)
-            replay_begin()
-
-        return _Place(state, begin, replay_advance)
+        begin = capture_fed(lambda batches: self._run_prefill(batches[0], state), [batch])
+        begin([batch])  # a state to decode from: the capture itself computes nothing
+        return _Place(state, lambda one: begin([one]), capture(lambda: self._run_decode(state)))
 
     def _run_prefill(self, batch: Batch, state: State) -> None:
         with math_of(self._setting):
@@ -192,8 +184,6 @@ def check_generation(
     """The ootb implementation writes in fp32; the optimized implementation is led along its tokens and must give the
     same logits at each one. So a near-tie that two roundings decide differently is no error, and everything after it is
     still compared. `plain` and `fast` must be made from deterministic sizes."""
-    import torch
-
     if not isinstance(fast, Optimized):
         raise UsageError(
             f"{type(fast).__name__} is not an optimized implementation", hint="pass a class derived from Optimized"

@@ -184,28 +184,6 @@ def _count_examples(parsed: ParsedCase) -> int:
     return parsed.batch_size * count_accumulated(parsed)
 
 
-class StepEnergy:
-    """From the first step that warms up to the last that is timed: nothing before or after is in it."""
-
-    def __init__(self, device: str, count_steps: Callable[[], int]) -> None:
-        self._device, self._count_steps = device, count_steps
-        self._meter: EnergyMeter | None = None
-        self._before = 0
-        self.is_counted = EnergyMeter(device).read_j() is not None
-        self.j_per_step: float | None = None
-
-    def begin(self) -> None:
-        """Only the first time."""
-        if self._meter is None:
-            self._meter, self._before = EnergyMeter(self._device), self._count_steps()
-
-    def end(self) -> None:
-        joules = self._meter.read_j() if self._meter is not None else None
-        steps = self._count_steps() - self._before
-        if joules is not None and steps:
-            self.j_per_step = joules / steps
-
-
 class ModelCase:
     """One case on this rank, from its model to what stands beside its times. Each call is a step. A process has the
     whole model, or ranks share it: then every rank takes part in all of this, or the case ends on all of them."""
@@ -221,6 +199,8 @@ class ModelCase:
         self._round_steps = 1
         """Above 1: batches differ in shape, and only so many steps together stand for all."""
         self._calls = 0
+        self._j_per_step: float | None = None
+        """From the first step that warms up to the last that is timed: nothing before or after is in it."""
 
     def __call__(self) -> None:
         """Through here, so that the model can be given up while the case still has its body."""
@@ -239,7 +219,11 @@ class ModelCase:
         self._together(self._step_once_round)  # what a way of sharing cannot do, or is compiled for a shape, shows here
         setup_s = time.perf_counter() - start
         self._settings = self._keep_rounds(choose_settings(parsed, self._request.settings, device))
-        energy = self._energy = StepEnergy(device.name, lambda: self._calls)
+        energy = EnergyMeter(device.name)
+
+        def read_energy(_: Measurement) -> None:
+            self._j_per_step = energy.read_j_per_step(self._calls)
+
         return Prepared(
             body=self,
             score=None if self._is_unchecked else Score(unit="ex/s", work=float(_count_examples(parsed))),
@@ -247,8 +231,8 @@ class ModelCase:
             observed=WorkloadObserved(setup_s=setup_s) | self._describe(),
             settings=self._settings,
             peers=self._peers,
-            before_sample=energy.begin if energy.is_counted else None,
-            on_measured=lambda measurement: energy.end(),
+            before_sample=(lambda: energy.begin(self._calls)) if energy.is_counted else None,
+            on_measured=read_energy,
             finish=self._finish,
             close=self._release,
         )
@@ -368,7 +352,7 @@ class ModelCase:
         if parsed.spec.is_try:
             extra.observed = facts | WorkloadObserved(check="not made: a try") if self._is_fast else facts
             return measurement, extra
-        found.energy_j = self._energy.j_per_step
+        found.energy_j = self._j_per_step
         if isinstance(self._step, GenerationStep) and request.rate_per_s is not None:
             serve = partial(self._serve, self._step, request.rate_per_s)
             if served := self._beside("requests were not served", serve, extra.notices):

@@ -12,9 +12,9 @@ from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
 from stepscope.bench.workloads.steps import InferStep, TrainStep, make_late_optimizer, name_early_updates
 from stepscope.core.errors import UsageError
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from stepscope.bench.workloads.protocol import Mode, Outputs
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> tuple[TrainStep | InferStep, Batches]:
     """This rank's share: a step over a module that exchanges what `parallel` says, and its own batches, on the host."""
-    import torch.distributed as dist
-
     share = count_share(parsed)
     task = parsed.workload.make_task(parsed.scale, with_dense_gradients=parallel == "fsdp")
     engine = EAGER
@@ -39,7 +37,7 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
     module = build_module(task, setting, seed=SEED)
     if parallel != "sharded" and parsed.mode == "train":
         task, module = distribute(task, module, parallel, device)
-    batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * dist.get_rank())
+    batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * torch.distributed.get_rank())
     ready = [to_device(one, setting) for one in batches]
     if parsed.mode == "infer":
         return InferStep(task, module, ready, setting, engine=engine), batches
@@ -49,9 +47,7 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
 
 def count_share(parsed: ParsedCase) -> int:
     """Examples of one rank."""
-    import torch.distributed as dist
-
-    world = dist.get_world_size()
+    world = torch.distributed.get_world_size()
     if parsed.batch_size % world:
         raise UsageError(
             f"a batch of {parsed.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
@@ -62,9 +58,7 @@ def count_share(parsed: ParsedCase) -> int:
 def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[object]]:
     """How accumulated gradients are kept from being averaged batch by batch. Under FSDP they are not: a rank would have
     to hold those of all weights."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = (one for one in module.modules() if isinstance(one, DistributedDataParallel))
+    found = (one for one in module.modules() if isinstance(one, torch.nn.parallel.DistributedDataParallel))
     wrapped = next(found, None)
     return nullcontext if wrapped is None else wrapped.no_sync
 
@@ -80,11 +74,9 @@ class JoinedTask(Task):
         self._sharded = sharded
 
     def build(self) -> nn.Module:
-        from torch import nn
-
         task = self._task
 
-        class Loss(nn.Module):
+        class Loss(torch.nn.Module):
             def __init__(self, inner: nn.Module) -> None:
                 super().__init__()
                 self.inner = inner
@@ -117,20 +109,17 @@ def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tupl
     if parallel == "fsdp":
         _shard_weights(module, task.blocks(inner), device)
         return joined, module
-    from torch.nn.parallel import DistributedDataParallel
-
     ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
-    return joined, DistributedDataParallel(module, device_ids=ids)
+    return joined, torch.nn.parallel.DistributedDataParallel(module, device_ids=ids)
 
 
 def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()  # it takes none that are stored channels last
-    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+    mesh = init_device_mesh(device.partition(":")[0], (torch.distributed.get_world_size(),))
     for block in _callable_parts(blocks):
         fully_shard(block, mesh=mesh)
         for entrance in getattr(block, "entrances", ()):
@@ -140,10 +129,8 @@ def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) 
 
 def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
     """Those with weights; instead of lists, which are never called, what is in them."""
-    from torch import nn
-
     for block in blocks:
-        if isinstance(block, nn.ModuleList | nn.ModuleDict):
+        if isinstance(block, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _callable_parts(block.children())
         elif any(True for _ in block.parameters()):
             yield block

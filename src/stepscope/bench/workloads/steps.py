@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.precision import math_of, matmul_rounding
 from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import give_back_memory
 from stepscope.run.producer import WrongResultError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from stepscope.bench.workloads.protocol import Mode, Outputs, Precision, Setting, Task
+
+    Batches = Sequence[Mapping[str, torch.Tensor]]
 
 MOST_SHAPES = 64
 """Different shapes of layers, or of batches that are served, each compiled for itself; torch's own limit is 8."""
@@ -67,29 +69,20 @@ class _FedStep(ABC):
         self.at_once = at_once
         """Batches of one step."""
         self.feed = Feed(batches)
-        self._replay: Callable[[], None] | None = None
+        self._run: Callable[[Batches], None] = self._step
 
     @abstractmethod
-    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None: ...
+    def _step(self, batches: Batches) -> None: ...
 
     def __call__(self) -> None:
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._step([self.feed.take() for _ in range(self.at_once)])
+        self._run(self._take())
+
+    def _take(self) -> list[Mapping[str, torch.Tensor]]:
+        return [self.feed.take() for _ in range(self.at_once)]
 
     def _capture_if(self, engine: Engine) -> None:
-        if not engine.graph or not self._setting.device.startswith("cuda"):
-            return
-        static = [_clone(self.feed.take()) for _ in range(self.at_once)]
-        replay = capture(lambda: self._step(static))
-
-        def step() -> None:
-            for place in static:
-                _refill(place, self.feed.take())
-            replay()
-
-        self._replay = step
+        if engine.graph and self._setting.device.startswith("cuda"):
+            self._run = capture_fed(self._step, self._take())
 
 
 class TrainStep(_FedStep):
@@ -99,7 +92,7 @@ class TrainStep(_FedStep):
         self,
         task: Task,
         module: nn.Module,
-        batches: Sequence[Mapping[str, torch.Tensor]],
+        batches: Batches,
         setting: Setting,
         *,
         engine: Engine = EAGER,
@@ -122,15 +115,13 @@ class TrainStep(_FedStep):
 
     def find_fault(self) -> str | None:
         """Why this is no training step, if so: its loss is no number, or its weights stay what they were."""
-        import torch
-
         if self.loss is None or not bool(torch.isfinite(self.loss).all()):
             return "this does not train: the loss is not finite"
         if all(torch.equal(_sample(one), before) for one, before in zip(self._weights, self._before, strict=True)):
             return "this does not train: the weights do not change"
         return None
 
-    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def _step(self, batches: Batches) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         with matmul_rounding(self._setting.precision):
             for number, batch in enumerate(batches, start=1):
@@ -152,7 +143,7 @@ class InferStep(_FedStep):
         self,
         task: Task,
         module: nn.Module,
-        batches: Sequence[Mapping[str, torch.Tensor]],
+        batches: Batches,
         setting: Setting,
         *,
         engine: Engine = EAGER,
@@ -164,14 +155,12 @@ class InferStep(_FedStep):
 
     def find_fault(self) -> str | None:
         """Why what it gave is no result, if so."""
-        import torch
-
         given = self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
         if all(one is not None and bool(torch.isfinite(one).all()) for one in given):
             return None
         return "outputs are not finite"
 
-    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def _step(self, batches: Batches) -> None:
         (batch,) = batches
         with math_of(self._setting):
             self.outputs = self._outputs_of(batch)
@@ -198,14 +187,10 @@ def compile_pass(task: Task, module: nn.Module, setting: Setting, engine: Engine
 def compiled(function: Callable[[Any], Any], engine: Engine, backend: str) -> Callable[[Any], Any]:
     if engine.compile is None:
         return function
-    import torch
-
     return torch.compile(function, **_how(engine, backend))
 
 
 def _how(engine: Engine, backend: str) -> dict[str, Any]:
-    import torch
-
     torch._dynamo.config.recompile_limit = MOST_SHAPES
     _BACKENDS_USED.add(backend)
     how: dict[str, Any] = {"dynamic": engine.dynamic, "fullgraph": engine.fullgraph, "backend": backend}
@@ -216,8 +201,6 @@ def _how(engine: Engine, backend: str) -> dict[str, Any]:
 
 def clear_up(device: str) -> None:
     """What one model left in the process, the next must not inherit: modes, workspaces, and its own memory."""
-    import torch
-
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.benchmark_limit = BENCHMARK_LIMIT
     if device.startswith("cuda"):
@@ -228,8 +211,6 @@ def clear_up(device: str) -> None:
 
 def forget_compiled() -> None:
     """Between benchmarks: torch counts how often one line was compiled, and gives up after many different uses."""
-    import torch
-
     # Torch loads the whole compiler to reset it, which takes many seconds where nothing was compiled.
     if _BACKENDS_USED:
         torch.compiler.reset()
@@ -238,8 +219,6 @@ def forget_compiled() -> None:
 
 def capture(body: Callable[[], object]) -> Callable[[], None]:
     """`body` as one CUDA graph; it must read and write the same memory every time."""
-    import torch
-
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -253,20 +232,25 @@ def capture(body: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
+def capture_fed(body: Callable[[Batches], object], batches: Batches) -> Callable[[Batches], None]:
+    """`body` as one CUDA graph over copies of these batches, which the batches of each call are put into."""
+    static = [{name: one.clone() for name, one in batch.items()} for batch in batches]
+    replay = capture(lambda: body(static))
+
+    def run(batches: Batches) -> None:
+        for place, batch in zip(static, batches, strict=True):
+            for name, one in batch.items():
+                place[name].copy_(one, non_blocking=True)
+        replay()
+
+    return run
+
+
 def _sample(weight: torch.Tensor) -> torch.Tensor:
     """Some of its values, copied; of a weight that is spread over ranks, of this rank's part."""
     here = getattr(weight, "to_local", lambda: weight)()
     flat = here.detach().flatten()
     return flat[:: max(1, flat.numel() // SAMPLED)].clone()
-
-
-def _clone(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: one.clone() for name, one in batch.items()}
-
-
-def _refill(place: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> None:
-    for name, one in batch.items():
-        place[name].copy_(one, non_blocking=True)
 
 
 def require_sound(step: object) -> None:

@@ -247,6 +247,7 @@ def prepare_user_model(
             device.synchronize()
         close = scope.pop_all().close
     energy, calls = EnergyMeter(device.name), 0
+    energy.begin(calls)
 
     def body() -> None:
         nonlocal calls
@@ -259,11 +260,10 @@ def prepare_user_model(
         calls += 1
 
     def finish(measurement: Measurement) -> tuple[Measurement, ExtraMeasurements]:
-        joules = energy.read_j()
-        per_example = joules / (calls * examples) if joules is not None and calls and examples else None
+        joules = energy.read_j_per_step(calls)
         observed = UserModelObserved(
             peak_memory_bytes=memory.read_bytes(),
-            energy_j_per_example=per_example,
+            energy_j_per_example=joules / examples if joules is not None and examples else None,
             trace=record_steps(body, record_in, case) if record_in is not None else None,
         )
         return measurement, ExtraMeasurements(observed=observed)

@@ -231,7 +231,7 @@ class DlrmTask(Task):
         super().__init__(sizes)
         self.tables = read_tables(sizes)
 
-    def build(self) -> Dlrm:
+    def build(self) -> nn.Module:
         return Dlrm(self.sizes, self.tables)
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:

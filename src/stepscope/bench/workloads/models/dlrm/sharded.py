@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.bench.workloads.protocol import Mode, Task
+from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
+from stepscope.bench.workloads.protocol import Mode
 from stepscope.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
 
 
 class ExchangePooled(torch.autograd.Function):
@@ -130,7 +128,7 @@ def join_starts(begins: torch.Tensor, length: int) -> torch.Tensor:
     return (begins + length * torch.arange(len(begins), device=begins.device).unsqueeze(1)).flatten()
 
 
-class ShardedDlrm(Task):
+class ShardedDlrm(DlrmTask):
     """The plain task as one rank of a process group sees it; every rank makes the same calls.
 
     A rank's loss is the mean over its own examples; updates are those of the mean over all ranks' examples.
@@ -138,34 +136,21 @@ class ShardedDlrm(Task):
 
     def __init__(self, plain: DlrmTask) -> None:
         super().__init__(plain.sizes)
-        self.plain = plain
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        if self.ranks > len(plain.tables.rows):
+        if self.ranks > len(self.tables.rows):
             raise UsageError(
-                f"{self.ranks} ranks cannot share {len(plain.tables.rows)} tables",
+                f"{self.ranks} ranks cannot share {len(self.tables.rows)} tables",
                 hint="take as many ranks as there are tables, or fewer",
             )
-        self.owners = shard_tables(plain.tables, self.ranks)
+        self.owners = shard_tables(self.tables, self.ranks)
 
-    def build(self) -> ShardedNetwork:
-        return self.keep_own(self.plain.build())
-
-    def keep_own(self, module: Dlrm) -> ShardedNetwork:
+    def build(self) -> nn.Module:
         """Keeps this rank's tables of a whole module; the perceptrons become those of the first rank."""
-        return ShardedNetwork(module, self.owners)
+        return ShardedNetwork(cast("Dlrm", super().build()), self.owners)
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         """This rank's examples, other ones than those of other ranks."""
-        return self.plain.make_batch(count, seed=seed * self.ranks + self.rank, mode=mode)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.plain.loss(module, batch)
-
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.plain.infer(module, batch)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return self.plain.make_optimizer(module)
+        return super().make_batch(count, seed=seed * self.ranks + self.rank, mode=mode)
 
 
 def shard_tables(tables: Tables, ranks: int) -> list[int]:
