@@ -16,8 +16,7 @@ from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, Tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedNetwork
-from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedFastDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
 from stepscope.bench.workloads.protocol import Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED as WEIGHT_SEED

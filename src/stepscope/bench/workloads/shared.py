@@ -10,14 +10,12 @@ from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.precision import build_module, to_device
 from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
-from stepscope.bench.workloads.steps import InferStep, TrainStep, make_late_optimizer, name_early_updates
+from stepscope.bench.workloads.steps import InferStep, TrainStep, compiled, make_late_optimizer, name_early_updates
 from stepscope.core.errors import UsageError
 from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from stepscope.bench.workloads.protocol import Mode, Outputs
 
     Batches = list[dict[str, torch.Tensor]]
 
@@ -35,13 +33,17 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
     # The same seed: the same weights everywhere.
     setting = Setting(parsed.mode, parsed.precision, device, backend)
     module = build_module(task, setting, seed=SEED)
-    if parallel != "sharded" and parsed.mode == "train":
-        task, module = distribute(task, module, parallel, device)
     batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * torch.distributed.get_rank())
     ready = [to_device(one, setting) for one in batches]
     if parsed.mode == "infer":
         return InferStep(task, module, ready, setting, engine=engine), batches
-    how: dict[str, Any] = {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
+    how: dict[str, Any] = {}
+    if parallel != "sharded":
+        inner, module = module, _distribute(task, module, parallel, device)
+        # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
+        stepped = task.plain if parallel == "fsdp" and isinstance(task, Optimized) else task
+        how = {"loss_of": compiled(module, engine, backend), "optimizer": make_late_optimizer(stepped, inner)}
+    how |= {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
     return TrainStep(task, module, ready, setting, engine=engine, **how), batches
 
 
@@ -63,54 +65,24 @@ def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[
     return nullcontext if wrapped is None else wrapped.no_sync
 
 
-class JoinedTask(Task):
-    """A task whose whole loss is the forward of one module, so that what wraps the module sees every use of it."""
+def _distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> nn.Module:
+    """A module whose forward is the task's whole loss, so that what wraps it sees every use of it. Gradients are
+    averaged over the ranks (ddp), or weights, gradients and optimizer state are sharded (fsdp)."""
 
-    def __init__(self, task: Task, inner: nn.Module, *, sharded: bool = False) -> None:
-        """`sharded`: its weights will be, over the ranks."""
-        super().__init__(task.sizes)
-        self._task = task
-        self._inner = inner
-        self._sharded = sharded
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
 
-    def build(self) -> nn.Module:
-        task = self._task
+        def forward(self, batch: Any) -> torch.Tensor:
+            return task.loss(self.inner, batch)
 
-        class Loss(torch.nn.Module):
-            def __init__(self, inner: nn.Module) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def forward(self, batch: Any) -> torch.Tensor:
-                return task.loss(self.inner, batch)
-
-        return Loss(self._inner)
-
-    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
-        return self._task.make_batch(count, seed=seed, mode=mode)
-
-    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = module(batch)
-        return loss
-
-    def infer(self, module: nn.Module, batch: Any) -> Outputs:
-        return self._task.infer(self._inner, batch)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
-        task = self._task.plain if self._sharded and isinstance(self._task, Optimized) else self._task
-        return make_late_optimizer(task, self._inner)
-
-
-def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
-    """Gradients are averaged over the ranks (ddp), or weights, gradients and optimizer state are sharded (fsdp)."""
-    joined = JoinedTask(task, inner, sharded=parallel == "fsdp")
-    module = joined.build()
+    module = Loss()
     if parallel == "fsdp":
         _shard_weights(module, task.blocks(inner), device)
-        return joined, module
+        return module
     ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
-    return joined, torch.nn.parallel.DistributedDataParallel(module, device_ids=ids)
+    return torch.nn.parallel.DistributedDataParallel(module, device_ids=ids)
 
 
 def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:

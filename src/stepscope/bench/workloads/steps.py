@@ -6,6 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.workloads.feed import Feed
@@ -98,13 +99,15 @@ class TrainStep(_FedStep):
         engine: Engine = EAGER,
         accumulate: int = 1,
         loss_of: Callable[[Any], Any] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         withhold: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of`: the loss of a batch,
-        where it is compiled already. `withhold`: entered for all batches of a step but the last, so that ranks exchange
-        gradients once."""
+        """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of` and
+        `optimizer`: where they are made already. `withhold`: entered for all batches of a step but the last, so that
+        ranks exchange gradients once."""
         super().__init__(batches, setting, at_once=accumulate)
-        self._optimizer = make_late_optimizer(task, module) if accumulate > 1 else task.make_optimizer(module)
+        make_optimizer = partial(make_late_optimizer, task) if accumulate > 1 else task.make_optimizer
+        self._optimizer = optimizer or make_optimizer(module)
         self._withhold = withhold
         self._loss_of = loss_of or compile_pass(task, module, setting, engine)
         self.loss: torch.Tensor | None = None

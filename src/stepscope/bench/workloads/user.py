@@ -155,13 +155,9 @@ def _parse_takes(content: bytes, name: str) -> Takes | None:
 
 def _find_only(tree: ast.Module, name: str) -> ast.stmt | None:
     """The statement of the file that gives this name its only meaning."""
-    if sum(_binds(node, name) for node in ast.walk(tree)) != 1:
-        return None
-    for one in tree.body:
-        targets = one.targets if isinstance(one, ast.Assign) else []
-        if _binds(one, name) or any(_binds(target, name) for target in targets):
-            return one
-    return None
+    bound = [node for node in ast.walk(tree) if _binds(node, name)]
+    holders = (one for one in tree.body if bound[0] in (one, *getattr(one, "targets", ())))
+    return next(holders, None) if len(bound) == 1 else None
 
 
 def _binds(node: ast.AST, name: str) -> bool:

@@ -46,7 +46,7 @@ class DlrmOptimized(UpdatesEarly):
         return fast.train(plain.training)
 
     def shard(self) -> Task:
-        from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+        from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
 
         return ShardedFastDlrm(self)
 
