@@ -13,7 +13,6 @@ from stepscope.bench.workloads import find_workload, list_workloads
 from stepscope.bench.workloads.check import NOISE, _Perturbed, _Side, _Training, _Unchanged, check_optimized
 from stepscope.bench.workloads.findings import HIGHEST, TOLERANCES, CheckReport, Finding
 from stepscope.bench.workloads.protocol import EAGER, Change, Mode, Optimized, Precision, Setting, Task
-from stepscope.bench.workloads.steps import UpdatesEarly
 from stepscope.records.kinds import WorkloadSpec
 
 WIDTH = 24
@@ -82,7 +81,7 @@ def forget_vectors(optimizer: Any, module: Any) -> None:
 
 
 def freeze_tables(optimizer: Any, module: Any) -> None:
-    module.lookup.rate.value = 0.0
+    module.lookup.rate = 0.0
 
 
 @pytest.mark.parametrize(
@@ -374,7 +373,7 @@ def test_answers_of_other_examples_are_found_in_any_precision(model: str, fault:
     assert found in failed(check_optimized(plain, Mixed(plain, fault), setting, batch_size=16))
 
 
-class LateFault(UpdatesEarly):
+class LateFault(_Unchanged):
     """Right where each batch is an update, wrong where gradients are added up first."""
 
     def make_late_optimizer(self, module: Any) -> torch.optim.Optimizer:
@@ -382,9 +381,6 @@ class LateFault(UpdatesEarly):
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
         return optimizer
-
-    def list_changes(self, mode: Mode) -> list[Change]:
-        return []
 
 
 def test_the_update_that_is_checked_is_the_one_that_is_timed() -> None:

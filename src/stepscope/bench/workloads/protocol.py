@@ -43,6 +43,10 @@ class Task(ABC):
     @abstractmethod
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer: ...
 
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """For steps that add gradients up, over batches or ranks, before they use them."""
+        return self.make_optimizer(module)
+
     parts: tuple[str, ...] = ()
     """Names of the modules that are sharded and gathered one by one when the model is spread over ranks; `*` stands for
     the number of a layer. Empty: the module's children."""
@@ -105,6 +109,10 @@ class Optimized(Task):
     repeated: tuple[str, ...] = ()
     """Names of classes in the fast module that are compiled one by one where the engine compiles: layers that are
     alike are compiled once, which takes seconds where the whole takes minutes. Empty: the step is compiled as one."""
+
+    early_change: str | None = None
+    """Name of the change by which the backward pass makes updates itself. It cannot where gradients are added up first,
+    as what one batch or rank gives is no update yet: `make_late_optimizer` makes them all."""
 
     def __init__(self, plain: Task) -> None:
         super().__init__(plain.sizes)

@@ -10,7 +10,7 @@ from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.precision import build_module, to_device
 from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
-from stepscope.bench.workloads.steps import InferStep, TrainStep, compiled, make_late_optimizer, name_early_updates
+from stepscope.bench.workloads.steps import InferStep, TrainStep, compiled
 from stepscope.core.errors import UsageError
 from stepscope.core.lazy_torch import torch
 
@@ -42,7 +42,7 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
         inner, module = module, _distribute(task, module, parallel, device)
         # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
         stepped = task.plain if parallel == "fsdp" and isinstance(task, Optimized) else task
-        how = {"loss_of": compiled(module, engine, backend), "optimizer": make_late_optimizer(stepped, inner)}
+        how = {"loss_of": compiled(module, engine, backend), "optimizer": stepped.make_late_optimizer(inner)}
     how |= {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
     return TrainStep(task, module, ready, setting, engine=engine, **how), batches
 
@@ -129,7 +129,8 @@ UNUSED = {
 def name_unused(task: Optimized, parsed: ParsedCase) -> str | None:
     """Changes of an optimized implementation that are not made where ranks share the model, or add gradients up."""
     parallel = parsed.spec.parallel
-    early = name_early_updates(task, mode=parsed.mode, precision=parsed.precision) if adds_up(parsed) else None
+    made = {one.name for one in task.changes(mode=parsed.mode, precision=parsed.precision)}
+    early = task.early_change if task.early_change in made and adds_up(parsed) else None
     if parallel is None:
         return f"not used with accumulated gradients: {early}" if early else None
     return f"{UNUSED[parallel]}, {early}" if early else UNUSED[parallel]

@@ -6,7 +6,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.workloads.feed import Feed
@@ -19,7 +18,7 @@ from stepscope.run.producer import WrongResultError
 if TYPE_CHECKING:
     from torch import nn
 
-    from stepscope.bench.workloads.protocol import Mode, Outputs, Precision, Setting, Task
+    from stepscope.bench.workloads.protocol import Outputs, Setting, Task
 
     Batches = Sequence[Mapping[str, torch.Tensor]]
 
@@ -33,33 +32,6 @@ _BACKENDS_USED: set[str] = set()
 """Backends that torch.compile was called with since it was reset."""
 CAPTURE_WARMUPS = 3
 """Steps on another stream before a capture: libraries make their workspaces in the first ones."""
-
-
-class UpdatesEarly(Optimized):
-    """An optimized implementation whose optimizer leaves updates to the backward pass. It cannot where gradients are
-    added up first, over several batches or ranks: what one of them gives is no update yet."""
-
-    early_change = "update in backward"
-    """As its changes name it, where it makes such updates at all."""
-
-    @abstractmethod
-    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Makes every update itself, from the gradients that backward leaves."""
-
-
-def make_late_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
-    """For steps that add gradients up before they use them."""
-    if isinstance(task, UpdatesEarly):
-        return task.make_late_optimizer(module)
-    return task.make_optimizer(module)
-
-
-def name_early_updates(task: Task, *, mode: Mode, precision: Precision) -> str | None:
-    """The change that is not made where gradients are added up first; None: the form has none such."""
-    if not isinstance(task, UpdatesEarly):
-        return None
-    named = {one.name for one in task.changes(mode=mode, precision=precision)}
-    return task.early_change if task.early_change in named else None
 
 
 class _FedStep(ABC):
@@ -106,7 +78,7 @@ class TrainStep(_FedStep):
         `optimizer`: where they are made already. `withhold`: entered for all batches of a step but the last, so that
         ranks exchange gradients once."""
         super().__init__(batches, setting, at_once=accumulate)
-        make_optimizer = partial(make_late_optimizer, task) if accumulate > 1 else task.make_optimizer
+        make_optimizer = task.make_late_optimizer if accumulate > 1 else task.make_optimizer
         self._optimizer = optimizer or make_optimizer(module)
         self._withhold = withhold
         self._loss_of = loss_of or compile_pass(task, module, setting, engine)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -59,11 +60,18 @@ def keep_frequencies(rotary: Any) -> None:
             setattr(rotary, name, frequencies.clone())  # a buffer would be registered again
 
 
-NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
-SINGLE = {"attention.out": "self_attn.o_proj", "feed.down": "mlp.down_proj"}
-
-
 class OptimizedLlama(OptimizedDecoder):
+    names: ClassVar = {
+        "embedding": ["model.embed_tokens"],
+        "norm": ["model.norm"],
+        "head": ["lm_head"],
+        "before": ["input_layernorm"],
+        "attention.projection": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "attention.out": ["self_attn.o_proj"],
+        "between": ["post_attention_layernorm"],
+        "feed.gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "feed.down": ["mlp.down_proj"],
+    }
     fusions = (
         Change("fused projections", "Queries, keys and values come from one matmul; so do gate and up."),
         Change("shared keys", "Queries that share a key are taken together; keys and values are not repeated."),
@@ -98,26 +106,12 @@ class OptimizedLlama(OptimizedDecoder):
         gated = GatedFeedForward(linear(gate_up), linear(feed.down_proj.weight))
         return Block(_norm(layer.input_layernorm), mixing, _norm(layer.post_attention_layernorm), gated, 0.0)
 
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        own = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
-        vocabulary = self.sizes["vocabulary"]
-        found = {"model.embed_tokens.weight": own["embedding"][:vocabulary], "model.norm.weight": own["norm.weight"]}
-        if not self.sizes["tied"]:
-            found["lm_head.weight"] = own["head"][:vocabulary]
-        for i in range(self.sizes["layers"]):
-            ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-            for fast, plain in (NORMS | SINGLE).items():
-                found[f"{theirs}.{plain}.weight"] = own[f"{ours}.{fast}.weight"]
-            found |= self._split(own[f"{ours}.attention.projection.weight"], f"{theirs}.self_attn", "qkv")
-            gate, up = own[f"{ours}.feed.gate_up.weight"].chunk(2)
-            found |= {f"{theirs}.mlp.gate_proj.weight": gate, f"{theirs}.mlp.up_proj.weight": up}
-        return found
-
-    def _split(self, fused: torch.Tensor, place: str, letters: str) -> dict[str, torch.Tensor]:
+    def split(self, gradient: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        if count < 3:
+            return gradient.chunk(count)
         heads, shared = self.sizes["heads"], self.sizes["key_value_heads"]
-        width = fused.shape[0] // (heads + 2 * shared)
-        parts = torch.split(fused, [heads * width, shared * width, shared * width])
-        return {f"{place}.{letter}_proj.weight": one for letter, one in zip(letters, parts, strict=True)}
+        width = gradient.shape[0] // (heads + 2 * shared)
+        return torch.split(gradient, [heads * width, shared * width, shared * width])
 
 
 def _norm(plain: Any) -> nn.RMSNorm:

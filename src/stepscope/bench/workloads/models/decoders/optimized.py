@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
+from stepscope.bench.workloads.findings import gradients_of
 from stepscope.bench.workloads.generation import Decoder
 from stepscope.bench.workloads.models.decoders.network import Block, Cache, FastDecoder
 from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
 from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
 
+_NAME = re.compile(r"(blocks\.(\d+)\.)?(.+?)(?:\.(weight|bias))?")
 PLACES_MULTIPLE = 64
 """The cache is filled up to this: attention over it wants aligned rows."""
 
@@ -38,6 +41,8 @@ class OptimizedDecoder(Optimized, Decoder):
     """Everything but how a plain network becomes a fast one."""
 
     parts = ("blocks.*",)
+    names: ClassVar[Mapping[str, Sequence[str]]]
+    """The plain layers whose weights each layer holds, row after row; of those in a block, within the plain one."""
 
     fusions: Sequence[Change] = ()
     """Matmuls that are one here and several in the ootb implementation."""
@@ -58,7 +63,23 @@ class OptimizedDecoder(Optimized, Decoder):
         return blocks
 
     @abstractmethod
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]: ...
+    def split(self, gradient: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        """Of a block's weight, the gradients of the plain weights that it holds."""
+
+    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name, gradient in gradients_of(module).items():
+            block, number, place, kind = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
+            layers = self.names[place]
+            parts = self.split(gradient, len(layers)) if block else [gradient[: self._rows(place)]]
+            within = self.plain.parts[0].replace("*", number) + "." if block else ""
+            for layer, part in zip(layers, parts, strict=True):
+                found[f"{within}{layer}.{kind or 'weight'}"] = part
+        return found
+
+    def _rows(self, place: str) -> int | None:
+        """Without those that fill up the vocabulary."""
+        return self.sizes["vocabulary"] if place in {"embedding", "head"} else None
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         halves = mode == "train" and precision in ("bf16", "fp8")

@@ -11,8 +11,7 @@ from torch import nn
 from stepscope.bench.workloads.models.dlrm import fast_network
 from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, MasterSgd, even
 from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, QuantisedBag
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Precision, Task
-from stepscope.bench.workloads.steps import UpdatesEarly
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.core.errors import BadInputError
 
 COUNTED_ROWS_A_LOOKUP = 32
@@ -20,7 +19,8 @@ COUNTED_ROWS_A_LOOKUP = 32
 tensor cores multiply some hundred numbers in the time that memory gives one."""
 
 
-class DlrmOptimized(UpdatesEarly):
+class DlrmOptimized(Optimized):
+    early_change = "update in backward"
     plain: DlrmTask
 
     def __init__(self, plain: Task) -> None:
@@ -182,7 +182,7 @@ _GATHERED = Change(
     "kernel sums all bags",
 )  # fmt: skip
 _FUSED_UPDATE = Change(
-    UpdatesEarly.early_change,
+    DlrmOptimized.early_change,
     "the backward kernel adds the SGD update to the tables' rows by atomic additions; no gradient of them is kept",
 )
 _WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once per step")

@@ -136,10 +136,6 @@ def drop(hidden: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
     return functional.dropout(hidden, rate) if training and rate else hidden
 
 
-def keep(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
-    return linear
-
-
 class LeanEmbeddings(nn.Module):
     """Sum of word, position and type, normed. Of unpadded sequences: positions and single types need no look-up."""
 
@@ -268,12 +264,14 @@ def choose_linear(mode: Mode, precision: Precision, ranges: Ranges | None) -> Ca
     """How linear layers take their matmuls. `reads_as`: the plain layer with the same input, where it is another."""
 
     def narrow(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
+        if precision != "fp8":
+            return linear
         if mode == "train":
             return Fp8TrainedLinear(linear)
         assert ranges is not None
         return Fp8Linear(linear.weight, linear.bias, largest_input=ranges.of(reads_as or linear))
 
-    return narrow if precision == "fp8" else keep
+    return narrow
 
 
 def _hold(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
