@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.bench.workloads.findings import (
     HIGHEST,
@@ -25,17 +25,23 @@ from stepscope.bench.workloads.findings import (
     update_errors,
 )
 from stepscope.bench.workloads.precision import math_of, matmul_rounding, shape_module, to_device
-from stepscope.bench.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Setting, Task
+from stepscope.bench.workloads.protocol import (
+    EAGER,
+    Batch,
+    Change,
+    Engine,
+    Mode,
+    Optimized,
+    Outputs,
+    Precision,
+    Setting,
+    Task,
+)
 from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_pass
 from stepscope.core.lazy_torch import torch
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Outputs
-
-    LossOf = Callable[[Any], Any]
+LossOf = Callable[[Any], Any]
 
 ORDER = (0, 0, 0, 1, 0, 1)
 """Which of two batches each step of the convergence run takes; in longer ones rounding grows into another path."""
@@ -86,7 +92,7 @@ def check_optimized(
     return CheckReport(findings=findings)
 
 
-def build_perturbed(task: Task, *, device: str, seed: int) -> nn.Module:
+def build_perturbed(task: Task, *, device: str, seed: int) -> torch.nn.Module:
     """The plain module, with noise on everything that begins as a constant: biases, norms, their statistics."""
     torch.manual_seed(seed)
     with torch.device(device):
@@ -124,7 +130,7 @@ class _Perturbed(_Unchanged):
         super().__init__(plain)
         self._seed = seed
 
-    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+    def convert(self, module: torch.nn.Module, *, mode: Mode, precision: Precision) -> torch.nn.Module:
         for parameter in module.parameters():
             generator = torch.Generator(parameter.device).manual_seed(self._seed)
             up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < 0.5
@@ -160,7 +166,7 @@ class _Side(NamedTuple):
 
     plain: Task
     fast: Optimized
-    reference: nn.Module
+    reference: torch.nn.Module
     setting: Setting
     batch_size: int
     at_once: int = 1
@@ -186,7 +192,7 @@ class _Side(NamedTuple):
             self._find("differences of examples", apart.error, MOST_SIZE, [apart.chance], MOST_DIFFERENCE),
         ]
 
-    def _run_captured(self, candidate: nn.Module, batch: dict[str, torch.Tensor]) -> Outputs:
+    def _run_captured(self, candidate: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Outputs:
         """As it is timed: where a graph is captured, on another batch than this one."""
         engine = self._engine()
         feed = [batch]
@@ -266,7 +272,7 @@ class _Side(NamedTuple):
         worst = max(errors, key=lambda name: as_order(errors[name]))
         return self._find("update", errors[worst], UPDATE, where=worst)
 
-    def _weights(self, candidate: nn.Module) -> dict[str, torch.Tensor]:
+    def _weights(self, candidate: torch.nn.Module) -> dict[str, torch.Tensor]:
         """By the plain module's names: they lie as their gradients do."""
         for parameter in candidate.parameters():
             parameter.grad = parameter.detach().clone()
@@ -345,7 +351,7 @@ class _Side(NamedTuple):
             loss.backward()
         return float(loss.detach())
 
-    def _moved(self, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _moved(self, buffers: Batch) -> dict[str, torch.Tensor]:
         before = buffers_of(self.reference)
         return {name: one.detach() - before[name] for name, one in buffers.items()}
 
@@ -361,7 +367,7 @@ class _Side(NamedTuple):
         return distances[worst], worst
 
     def _losses(
-        self, task: Task, module: nn.Module, side: int, setting: Setting, loss_of: LossOf | None = None
+        self, task: Task, module: torch.nn.Module, side: int, setting: Setting, loss_of: LossOf | None = None
     ) -> list[float | None]:
         """The loss of each step; None for those that a capture makes for itself before it."""
         batches = [self._batches(SEED + i)[side] for i in range(2)]
@@ -381,7 +387,7 @@ class _Side(NamedTuple):
             losses.append(float(step.loss))
         return losses
 
-    def _convert(self) -> nn.Module:
+    def _convert(self) -> torch.nn.Module:
         """The optimized implementation of the reference, with weights of its own."""
         return shape_module(self.fast, copy.deepcopy(self.reference), self.setting)
 

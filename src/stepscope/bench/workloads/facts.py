@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.bench.workloads.feed import Shapes, shapes_of
 from stepscope.bench.workloads.generation import Decoder, generate_plainly
 from stepscope.bench.workloads.precision import math_of, to_device
-from stepscope.bench.workloads.protocol import Setting
+from stepscope.bench.workloads.protocol import Batch, Batches, Mode, Precision, Setting, Task
 from stepscope.core.lazy_torch import torch
 from stepscope.system import find_device_peak
 from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
-
 
 MOST_ON_HOST = 1 << 30
 """Weights of a model whose operations are counted on the host: a step of a larger one takes minutes there."""
 
 
-def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
+def count_flops(task: Task, batches: Batches, *, mode: Mode, device: str) -> int | None:
     """Operations of one batch through the plain model, the mean over those given, forward and (in training) backward;
     of a decoder, to the last new token. Of batches of one shape the first stands for all.
 
@@ -34,7 +28,7 @@ def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mo
     followed without values; else one step is made, on the device if it can be counted there, else on the host if the
     model is not too large for it. None where it cannot.
     """
-    alike: dict[Shapes, list[Mapping[str, torch.Tensor]]] = {}
+    alike: dict[Shapes, list[Batch]] = {}
     for batch in batches:
         alike.setdefault(shapes_of(batch), []).append(batch)
     firsts = [group[0] for group in alike.values()]
@@ -53,7 +47,7 @@ def _suits_a_host(task: Task) -> bool:
         return sum(one.numel() for one in task.build().parameters()) <= MOST_ON_HOST
 
 
-def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
+def _count_on(device: str, task: Task, mode: Mode, batches: Batches) -> list[int] | None:
     """Operations of each batch."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -86,7 +80,7 @@ def countable_kernels(device: str) -> Iterator[None]:
         library.enabled = before
 
 
-def _make_step(task: Task, module: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> None:
+def _make_step(task: Task, module: torch.nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> None:
     if mode == "train":
         task.loss(module.train(), batch).backward()  # type: ignore[no-untyped-call]
     elif isinstance(task, Decoder):

@@ -7,15 +7,12 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.bench.workloads.precision import to_device
-from stepscope.bench.workloads.protocol import Optimized
+from stepscope.bench.workloads.protocol import Batch, Batches, Mode, Optimized, Setting, Task
 from stepscope.core.errors import BadInputError, first_line
 from stepscope.core.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.workloads.protocol import Mode, Setting, Task
 
 BATCHES = 4
 """Different batches that take turns, so that no step finds the last one's values in a cache."""
@@ -27,11 +24,11 @@ of further ones: some tasks make single examples all alike."""
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def shapes_of(batch: Mapping[str, torch.Tensor]) -> Shapes:
+def shapes_of(batch: Batch) -> Shapes:
     return tuple(sorted((name, tuple(one.shape)) for name, one in batch.items()))
 
 
-def count_round(batches: Sequence[Mapping[str, torch.Tensor]], *, at_once: int) -> int:
+def count_round(batches: Batches, *, at_once: int) -> int:
     """Steps of `at_once` batches after which each batch was taken equally often; 1 where all have one shape, as then
     any step stands for all."""
     if len({shapes_of(batch) for batch in batches}) == 1:
@@ -42,15 +39,15 @@ def count_round(batches: Sequence[Mapping[str, torch.Tensor]], *, at_once: int) 
 class Feed:
     """Where a step takes its batches from: its own take turns, until it is given others for a while."""
 
-    def __init__(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+    def __init__(self, batches: Iterable[Batch]) -> None:
         self._own = cycle(batches)
-        self._source: Iterator[Mapping[str, torch.Tensor]] = self._own
+        self._source: Iterator[Batch] = self._own
 
-    def take(self) -> Mapping[str, torch.Tensor]:
+    def take(self) -> Batch:
         return next(self._source)
 
     @contextmanager
-    def of(self, others: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[None]:
+    def of(self, others: Iterable[Batch]) -> Iterator[None]:
         """Afterwards the others are closed: a loader's processes end there."""
         source = iter(others)
         self._source = source
@@ -173,7 +170,7 @@ def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
 class Loader:
     """Batches copied by worker processes, pinned, and sent to the device while the last step runs; never ends."""
 
-    def __init__(self, batches: list[dict[str, torch.Tensor]], setting: Setting, *, workers: int) -> None:
+    def __init__(self, batches: Batches, setting: Setting, *, workers: int) -> None:
         self._batches, self._setting, self._workers = batches, setting, workers
         self._side: Any = None
         if setting.device.startswith("cuda"):
@@ -227,7 +224,7 @@ def make_clean_context() -> Any:
 class _Copies:
     """What a worker does for every batch: read it, and put it together anew."""
 
-    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
+    def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -13,22 +13,15 @@ from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_perturbed
 from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding, compare_differences, relative_error
 from stepscope.bench.workloads.precision import math_of, shape_module, to_device
-from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Setting, Task
+from stepscope.bench.workloads.protocol import EAGER, Batch, Engine, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.request import SEED
-from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, capture_fed, compiled
 from stepscope.core.errors import UsageError
 from stepscope.core.lazy_torch import torch
-from stepscope.measure import Device, WallClock, no_garbage_collection
-from stepscope.records import LatencyTarget, Notice
-from stepscope.records.kinds import Serving
+from stepscope.measure import Device, WallClock
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from stepscope.measure.device import Clock
-
-    Batch = Mapping[str, torch.Tensor]
 
 
 State = Any
@@ -39,15 +32,15 @@ class Decoder(Task):
     """A task that also generates. `infer` gives the logits after the last token of every prompt."""
 
     @abstractmethod
-    def reserve(self, module: nn.Module, batch: Batch, new_tokens: int) -> State:
+    def reserve(self, module: torch.nn.Module, batch: Batch, new_tokens: int) -> State:
         """Room for the prompts of a batch of this shape and so many tokens after them. Not timed: a server keeps it."""
 
     @abstractmethod
-    def begin(self, module: nn.Module, batch: Batch, state: State) -> None:
+    def begin(self, module: torch.nn.Module, batch: Batch, state: State) -> None:
         """Prefill: takes the prompts in and chooses the first token of each. What the state held before is gone."""
 
     @abstractmethod
-    def advance(self, module: nn.Module, state: State) -> None:
+    def advance(self, module: torch.nn.Module, state: State) -> None:
         """One more token for every sequence: the likeliest."""
 
     @abstractmethod
@@ -63,7 +56,7 @@ class Decoder(Task):
         """Puts these in the place of the tokens chosen last: the sequences go on from there."""
 
 
-def generate_plainly(task: Decoder, module: nn.Module, batch: Batch) -> Iterator[str]:
+def generate_plainly(task: Decoder, module: torch.nn.Module, batch: Batch) -> Iterator[str]:
     """All tokens of a batch, as written; says after each part what it was."""
     tokens = int(task.sizes["new_tokens"])
     state = task.reserve(module, batch, tokens)
@@ -90,7 +83,7 @@ class DecoderRunner:
     def __init__(
         self,
         task: Decoder,
-        module: nn.Module,
+        module: torch.nn.Module,
         setting: Setting,
         *,
         new_tokens: int,
@@ -262,37 +255,3 @@ class GenerationStep:
     def __call__(self) -> None:
         how: dict[str, Any] = {"clock": WallClock(), "synchronise": self._device.synchronize}
         self.times.append(time_generation(self.runner, self.feed.take(), new_tokens=self.new_tokens, **how))
-
-
-def serve_requests(
-    step: GenerationStep,
-    batches: Mapping[int, Batch],
-    *,
-    rate_per_s: float,
-    requests: int,
-    device: Device,
-    seed: int,
-    target: LatencyTarget | None,
-) -> tuple[Serving, list[Notice]]:
-    """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
-    server = DecoderServer(step.runner, batches)
-    for size in batches:
-        server.begin(range(size))
-        server.advance()
-    device.synchronize()
-    with no_garbage_collection():
-        result = serve(
-            make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
-            clock=WallClock(), synchronise=device.synchronize,
-        )  # fmt: skip
-    serving = Serving(
-        requests=len(result.requests),
-        achieved_per_s=result.achieved_per_s,
-        busy_share=result.busy_share,
-        longest_queue=result.longest_queue,
-        above_capacity=result.above_capacity,
-        offered_per_s=result.offered_per_s,
-        missed_latency=result.misses(target) if target is not None else None,
-        **result.percentiles(),
-    )
-    return serving, [Notice(kind="overloaded", message=result.notice)] if result.notice else []

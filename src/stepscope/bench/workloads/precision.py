@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from stepscope.bench.workloads.protocol import Optimized
+from stepscope.bench.workloads.protocol import Batch, Optimized, Precision, Setting, Task
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from stepscope.bench.workloads.protocol import Precision, Setting, Task
 
 
 @contextmanager
@@ -77,7 +75,7 @@ def build_module(task: Task, setting: Setting, *, seed: int) -> nn.Module:
     return shape_module(task, module, setting)
 
 
-def to_device(batch: Mapping[str, torch.Tensor], setting: Setting) -> dict[str, torch.Tensor]:
+def to_device(batch: Batch, setting: Setting) -> dict[str, torch.Tensor]:
     """Floats take the dtype of the weights; whole numbers stay."""
     dtype = storage_dtype(setting)
     moved = {name: one.to(setting.device, non_blocking=True) for name, one in batch.items()}

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from stepscope.bench.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
 from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches
-from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep, serve_requests
+from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep
 from stepscope.bench.workloads.precision import build_module, to_device
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
+from stepscope.bench.workloads.protocol import EAGER, Batches, Optimized, Setting, Task
 from stepscope.bench.workloads.request import (
     LOADER_STEPS,
     LOADER_TIME_S,
@@ -29,13 +29,23 @@ from stepscope.bench.workloads.request import (
     require_samples,
 )
 from stepscope.bench.workloads.search import next_cases
+from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
 from stepscope.bench.workloads.shared import count_share, name_unused, open_share, shard
 from stepscope.bench.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, require_sound
 from stepscope.bench.workloads.user import prepare_user_model, require_unchanged
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.core.errors import first_line
 from stepscope.launch.worker import Session
-from stepscope.measure import CudaDevice, Device, Measurement, MeasureSettings, WallClock, measure, open_device
+from stepscope.measure import (
+    CudaDevice,
+    Device,
+    Measurement,
+    MeasureSettings,
+    WallClock,
+    measure,
+    no_garbage_collection,
+    open_device,
+)
 from stepscope.records import Case, Notice, Score, WorkloadRequest, describe_exception, is_out_of_memory
 from stepscope.records.kinds import Serving, UserModelSpec, WorkloadObserved
 from stepscope.run.control import Alone, Control, TorchControl
@@ -45,11 +55,6 @@ from stepscope.run.ranks import BarrierPeers, CaseSkipped, Ranks
 from stepscope.run.recorded import record_steps
 from stepscope.store import TPOT, TTFT, MeasuredCase, StoredRun
 from stepscope.store.view import LOADER
-
-if TYPE_CHECKING:
-    import torch
-
-    Batches = list[dict[str, torch.Tensor]]
 
 T = TypeVar("T")
 Step = TrainStep | InferStep | GenerationStep
@@ -404,14 +409,23 @@ class ModelCase:
         return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
 
     def _serve(self, step: GenerationStep, rate_per_s: float) -> tuple[Serving, list[Notice]]:
-        """With a batch ready for every power of two up to the case's."""
+        """An open loop: arrivals do not wait for answers. There is a batch for every power of two up to the case's, and
+        every size is tried once before."""
         parsed, task = self._parsed, self._parsed.workload.make_task(self._parsed.scale)
         sizes = {min(1 << power, parsed.batch_size) for power in range(parsed.batch_size.bit_length() + 1)}
         batches = {size: to_device(task.make_batch(size, seed=SEED, mode="infer"), self._setting) for size in sizes}
-        return serve_requests(
-            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self._device, seed=SEED,
-            target=parsed.workload.declared.latency_target,
-        )  # fmt: skip
+        server = DecoderServer(step.runner, batches)
+        for size in batches:
+            server.begin(range(size))
+            server.advance()
+        self._device.synchronize()
+        with no_garbage_collection():
+            result = serve(
+                make_arrivals(rate_per_s, self._request.requests, seed=SEED), server, new_tokens=step.new_tokens,
+                max_batch=max(batches), clock=WallClock(), synchronise=self._device.synchronize,
+            )  # fmt: skip
+        notices = [Notice(kind="overloaded", message=result.notice)] if result.notice else []
+        return result.describe(parsed.workload.declared.latency_target), notices
 
     def _time_with_loader(self, measurement: Measurement) -> list[float]:
         """Seconds per step when every batch comes through worker processes and is sent to the device."""

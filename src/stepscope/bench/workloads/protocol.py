@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Batch: TypeAlias = "Mapping[str, torch.Tensor]"
+Batches: TypeAlias = "Sequence[Batch]"
 Outputs: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -33,11 +35,11 @@ class Task(ABC):
         """So many examples on the host, the same for the same seed on every machine. Never timed."""
 
     @abstractmethod
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Forward and loss of a training step: a scalar."""
 
     @abstractmethod
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         """What a caller of the model gets."""
 
     @abstractmethod
@@ -134,10 +136,10 @@ class Optimized(Task):
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         return self.collate(self.plain.make_batch(count, seed=seed, mode=mode), mode=mode)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return self.plain.loss(module, batch)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         return self.plain.infer(module, batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -146,7 +148,7 @@ class Optimized(Task):
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return super().blocks(module) if self.parts else self.plain.blocks(module)
 
-    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def unpack(self, outputs: Outputs, batch: Batch) -> Outputs:
         """Outputs of an arranged batch as the ootb implementation gives them for the plain batch."""
         return outputs
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.precision import build_module, to_device
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
+from stepscope.bench.workloads.protocol import EAGER, Batches, Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
 from stepscope.bench.workloads.steps import InferStep, TrainStep, compiled
 from stepscope.core.errors import UsageError
 from stepscope.core.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    Batches = list[dict[str, torch.Tensor]]
 
 
 def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> tuple[TrainStep | InferStep, Batches]:
@@ -57,7 +52,7 @@ def count_share(parsed: ParsedCase) -> int:
     return parsed.batch_size // world
 
 
-def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[object]]:
+def _find_withholding(module: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
     """How accumulated gradients are kept from being averaged batch by batch. Under FSDP they are not: a rank would have
     to hold those of all weights."""
     found = (one for one in module.modules() if isinstance(one, torch.nn.parallel.DistributedDataParallel))
@@ -65,7 +60,7 @@ def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[
     return nullcontext if wrapped is None else wrapped.no_sync
 
 
-def _distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> nn.Module:
+def _distribute(task: Task, inner: torch.nn.Module, parallel: str, device: str) -> torch.nn.Module:
     """A module whose forward is the task's whole loss, so that what wraps it sees every use of it. Gradients are
     averaged over the ranks (ddp), or weights, gradients and optimizer state are sharded (fsdp)."""
 
@@ -85,7 +80,7 @@ def _distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> nn.
     return torch.nn.parallel.DistributedDataParallel(module, device_ids=ids)
 
 
-def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:
+def _shard_weights(module: torch.nn.Module, blocks: Iterable[torch.nn.Module], device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -99,7 +94,7 @@ def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) 
     fully_shard(module, mesh=mesh)
 
 
-def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
+def _callable_parts(blocks: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """Those with weights; instead of lists, which are never called, what is in them."""
     for block in blocks:
         if isinstance(block, torch.nn.ModuleList | torch.nn.ModuleDict):

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.precision import math_of, matmul_rounding
-from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
+from stepscope.bench.workloads.protocol import EAGER, Batch, Batches, Engine, Optimized, Outputs, Setting, Task
 from stepscope.core.lazy_torch import torch
 from stepscope.measure import give_back_memory
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Outputs, Setting, Task
-
-    Batches = Sequence[Mapping[str, torch.Tensor]]
 
 MOST_SHAPES = 64
 """Different shapes of layers, or of batches that are served, each compiled for itself; torch's own limit is 8."""
@@ -37,7 +30,7 @@ CAPTURE_WARMUPS = 3
 class _FedStep(ABC):
     """Takes batches one after the other, and is replayed as a graph where its engine says so."""
 
-    def __init__(self, batches: Iterable[Mapping[str, torch.Tensor]], setting: Setting, *, at_once: int = 1) -> None:
+    def __init__(self, batches: Iterable[Batch], setting: Setting, *, at_once: int = 1) -> None:
         self._setting = setting
         self.at_once = at_once
         """Batches of one step."""
@@ -50,7 +43,7 @@ class _FedStep(ABC):
     def __call__(self) -> None:
         self._run(self._take())
 
-    def _take(self) -> list[Mapping[str, torch.Tensor]]:
+    def _take(self) -> list[Batch]:
         return [self.feed.take() for _ in range(self.at_once)]
 
     def _capture_if(self, engine: Engine) -> None:
@@ -64,7 +57,7 @@ class TrainStep(_FedStep):
     def __init__(
         self,
         task: Task,
-        module: nn.Module,
+        module: torch.nn.Module,
         batches: Batches,
         setting: Setting,
         *,
@@ -104,7 +97,7 @@ class TrainStep(_FedStep):
                     self._add_gradients(batch, len(batches))
         self._optimizer.step()
 
-    def _add_gradients(self, batch: Mapping[str, torch.Tensor], count: int) -> None:
+    def _add_gradients(self, batch: Batch, count: int) -> None:
         with math_of(self._setting):
             loss = self._loss_of(batch)
         (loss / count if count > 1 else loss).backward()
@@ -117,7 +110,7 @@ class InferStep(_FedStep):
     def __init__(
         self,
         task: Task,
-        module: nn.Module,
+        module: torch.nn.Module,
         batches: Batches,
         setting: Setting,
         *,
@@ -141,7 +134,7 @@ class InferStep(_FedStep):
             self.outputs = self._outputs_of(batch)
 
 
-def compile_pass(task: Task, module: nn.Module, setting: Setting, engine: Engine) -> Callable[[Any], Any]:
+def compile_pass(task: Task, module: torch.nn.Module, setting: Setting, engine: Engine) -> Callable[[Any], Any]:
     """The loss of a batch in training, else its outputs, as the engine runs it."""
     forward = task.loss if setting.mode == "train" else task.infer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional
 from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
 from stepscope.bench.workloads.models.encoders.ootb import AdamWTask, draw_words, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import ONE_PROJECTION, SKIPPED_LOOKUPS, FastEncoder, LeanText
-from stepscope.bench.workloads.protocol import Change, Mode, Outputs, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Outputs, Precision
 
 BEGIN, BREAK, MASK = 101, 102, 103
 FIRST_WORD = 104
@@ -46,10 +45,10 @@ class Bert(AdamWTask):
             batch["start_positions"], batch["end_positions"] = ends.unbind(1)
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(**batch).loss)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         outputs = module(**batch)
         if self.sizes["head"] == "pretraining":
             return outputs.prediction_logits, outputs.seq_relationship_logits
@@ -82,7 +81,7 @@ def hide_words(ids: torch.Tensor, guessed: int, vocabulary: int, generator: torc
 class LeanBert(LeanText):
     """What both heads stand on."""
 
-    def read(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def read(self, batch: Batch) -> torch.Tensor:
         return self.encode(self.embeddings(batch["input_ids"], types=batch["token_type_ids"]))
 
 
@@ -94,14 +93,14 @@ class LeanPretraining(LeanBert):
         self.decoder = plain.cls.predictions.decoder
         self.next_sentence = plain.cls.seq_relationship
 
-    def loss(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         """Words are guessed where they are hidden, and nowhere else."""
         hidden = self.read(batch)
         guesses = self._guess(hidden.flatten(0, 1)[batch["hidden_at"]])
         words = functional.cross_entropy(guesses, batch["hidden_words"])
         return words + functional.cross_entropy(self._relate(hidden), batch["next_sentence_label"])
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.read(batch)
         return self._guess(hidden), self._relate(hidden)
 
@@ -118,12 +117,12 @@ class LeanAnswers(LeanBert):
     def take_head(self, plain: Any) -> None:
         self.ends = plain.qa_outputs
 
-    def loss(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         starts, ends = self(batch)
         first = functional.cross_entropy(starts, batch["start_positions"])
         return (first + functional.cross_entropy(ends, batch["end_positions"])) / 2
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         starts, ends = self.ends(self.read(batch)).unbind(-1)
         return starts, ends
 
@@ -151,10 +150,10 @@ class FastBert(FastEncoder):
         places = (labels != IGNORED).nonzero().squeeze(1)
         return {**batch, "hidden_at": places, "hidden_words": labels[places]}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", cast("Any", module).loss(batch))
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         return cast("tuple[torch.Tensor, ...]", module(batch))
 
     def list_changes(self, mode: Mode) -> list[Change]:

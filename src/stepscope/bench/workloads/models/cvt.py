@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 from stepscope.bench.workloads.models.convnets.layers import fold_one
 from stepscope.bench.workloads.models.encoders.ootb import AdamWTask
 from stepscope.bench.workloads.models.encoders.optimized import FastEncoder, Lean, Origins, as_stream, stream_dtype
-from stepscope.bench.workloads.protocol import Change, Mode, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 
 COARSENESS = 8
 """Neighbouring points of an image are alike: most of it is noise that was enlarged so much."""
@@ -45,10 +45,10 @@ class Cvt(AdamWTask):
             batch["labels"] = torch.randint(self.sizes["classes"], (count,), generator=generator)
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(**batch).loss)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(pixel_values=batch["pixel_values"]).logits)
 
 
@@ -242,10 +242,10 @@ class FastCvt(FastEncoder):
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return {**batch, "pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return functional.cross_entropy(module(batch["pixel_values"]), batch["labels"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(batch["pixel_values"]))
 
     def list_changes(self, mode: Mode) -> list[Change]:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from stepscope.bench.workloads.models.convnets.layers import Stem
 from stepscope.bench.workloads.models.convnets.ootb import Classifier, ConvNorm, PictureTask
 from stepscope.bench.workloads.models.convnets.optimized import FastPictures
+from stepscope.bench.workloads.protocol import Batch
 
 EPS = 1e-3
 AUXILIARY_STRIDE = 3
@@ -188,7 +189,7 @@ class InceptionV3(PictureTask):
     def build(self) -> nn.Module:
         return Inception(self.sizes)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """With the auxiliary classifier's, where the network has one."""
         outputs, labels = module(batch["pictures"]), batch["labels"]
         if not isinstance(outputs, tuple):

@@ -20,7 +20,7 @@ from stepscope.bench.workloads.models.encoders.optimized import (
     as_stream,
     drop,
 )
-from stepscope.bench.workloads.protocol import Change, Mode, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 
 
 class Oscar(nn.Module):
@@ -94,12 +94,12 @@ class OscarAnswers(AdamWTask):
         score = torch.tensor(SCORES)[torch.randint(len(SCORES), which.shape, generator=generator)]
         return torch.zeros(count, answers).scatter_(1, which, score)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Summed over the answers, as the published training does."""
         scores = batch["scores"]
         return functional.binary_cross_entropy_with_logits(self.infer(module, batch), scores) * scores.shape[1]
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(batch["input_ids"], batch["token_type_ids"], batch["regions"]))
 
 
@@ -115,7 +115,7 @@ class FastOscar(FastEncoder):
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanOscar(module, cast("Any", module).bert, mode=mode, precision=precision)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         scores = batch["scores"]
         logits = cast("torch.Tensor", self.infer(module, batch)).float()
         return functional.binary_cross_entropy_with_logits(logits, scores) * scores.shape[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,7 @@ from stepscope.bench.workloads.models.encoders.optimized import (
     pack,
     unpack,
 )
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Outputs, Precision, Task
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Outputs, Precision, Task
 from stepscope.core.errors import BadInputError
 
 BEGIN, PAD, END = 0, 1, 2
@@ -53,11 +52,11 @@ class Xlmr(Task):
             batch["targets"] = torch.randint(self.sizes["hidden"], classes, generator=generator)
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         features = module(input_ids=batch["input_ids"]).last_hidden_state
         return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Features of every token; those of padding are zeros."""
         if "attention_mask" not in batch:
             return cast("torch.Tensor", module(input_ids=batch["input_ids"]).last_hidden_state)
@@ -84,7 +83,7 @@ class LeanXlmr(LeanText):
         """Features of unpadded sequences."""
         return self.encode(self.embeddings(ids))
 
-    def read_packed(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def read_packed(self, batch: Batch) -> torch.Tensor:
         """Features of sequences end to end, as `pack` lays them: [tokens, width]."""
         hidden = self.embeddings(batch["tokens"], places=batch["places"])
         return self.encode(hidden, batch)
@@ -117,15 +116,15 @@ class FastXlmr(FastEncoder):
             )
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         features = module(batch["input_ids"])
         return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         model = cast("LeanXlmr", module)
         return model.read_packed(batch) if "tokens" in batch else cast("torch.Tensor", model(batch["input_ids"]))
 
-    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def unpack(self, outputs: Outputs, batch: Batch) -> Outputs:
         if "tokens" not in batch:
             return outputs
         return unpack(cast("torch.Tensor", outputs), batch)

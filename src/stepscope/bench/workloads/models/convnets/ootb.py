@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
-from stepscope.bench.workloads.protocol import Mode, Task
+from stepscope.bench.workloads.protocol import Batch, Mode, Task
 
 COARSE = 8
 """Pixels between the points of the smooth part."""
@@ -163,10 +163,10 @@ class PictureTask(Task):
         labels = draw_labels(count, self.sizes["classes"], generator, skew=self.sizes.get("label_skew", 1.0))
         return {"pictures": pictures, "labels": labels}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cross_entropy(module(batch["pictures"]), batch["labels"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits: torch.Tensor = module(batch["pictures"])
         return logits
 

@@ -15,7 +15,7 @@ from stepscope.bench.workloads.generation import Decoder
 from stepscope.bench.workloads.models.decoders.network import Block, Cache, FastDecoder
 from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
 from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
 _NAME = re.compile(r"(blocks\.(\d+)\.)?(.+?)(?:\.(weight|bias))?")
 PLACES_MULTIPLE = 64
@@ -90,10 +90,10 @@ class OptimizedDecoder(Optimized, Decoder):
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return batch if mode == "train" else pack_prompts(batch)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return _fast(module).loss(batch["input_ids"], batch["labels"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return _fast(module).prefill(batch, None)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -104,7 +104,7 @@ class OptimizedDecoder(Optimized, Decoder):
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False, fullgraph=True)
 
-    def reserve(self, module: nn.Module, batch: Mapping[str, torch.Tensor], new_tokens: int) -> StaticState:
+    def reserve(self, module: nn.Module, batch: Batch, new_tokens: int) -> StaticState:
         network = _fast(module)
         sequences, longest = batch["spread"].shape
         places = -(-(longest + new_tokens) // PLACES_MULTIPLE) * PLACES_MULTIPLE
@@ -118,7 +118,7 @@ class OptimizedDecoder(Optimized, Decoder):
             logits=weight.new_zeros(sequences, network.vocabulary),
         )
 
-    def begin(self, module: nn.Module, batch: Mapping[str, torch.Tensor], state: StaticState) -> None:
+    def begin(self, module: nn.Module, batch: Batch, state: StaticState) -> None:
         state.positions.copy_(batch["lengths"])
         state.chosen.zero_()
         _choose(state, _fast(module).prefill(batch, state.cache))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from stepscope.bench.workloads.models.dlrm.ootb import HEADER_BYTES, Dlrm, QuantisedBag, Tables, WeightedBag, loss_of
+from stepscope.bench.workloads.protocol import Batch
 
 EVEN = 8
 """Inner widths are filled up with zeros to a multiple: tensor cores want rows that begin at 16 bytes."""
@@ -185,7 +186,7 @@ class GatheredTables(nn.Module):
         self.rate: float | None = None
         """Learning rate of the update that the backward pass makes itself; None: it leaves a gradient instead."""
 
-    def forward(self, batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def forward(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
         table = self.weight if self.row_weights is None else self.weight * self.row_weights.unsqueeze(1)
         pooled = BagSum.apply(table, batch["indices"], batch["offsets"], self.count, dtype, self)  # type: ignore[no-untyped-call]
         return cast("torch.Tensor", pooled)
@@ -264,7 +265,7 @@ class PackedTables(nn.Module):
             target[:, 2 : 2 + width // CODES_A_WORD] = packed[:, HEADER_BYTES:].contiguous().view(torch.int32)
         self.register_buffer("records", records)
 
-    def forward(self, batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def forward(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
         records, indices = self.get_buffer("records"), batch["indices"]
         if records.is_cuda:
             from stepscope.bench.workloads.models.dlrm.kernels import sum_packed_bags
@@ -337,7 +338,7 @@ class FastDlrm(nn.Module):
     def dtype(self) -> torch.dtype:
         return cast("nn.Linear", self.top.layers[0]).weight.dtype
 
-    def loss(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         if isinstance(self.lookup, CountedTables):
             looked_up = self.lookup.count(batch["indices"], self.dtype)
         else:
@@ -353,7 +354,7 @@ class FastDlrm(nn.Module):
         logits = self.top(join_evenly([bottom, crossed]))
         return loss_of(logits.squeeze(1), labels, self.loss_kind)
 
-    def infer(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, batch: Batch) -> torch.Tensor:
         bottom = self.bottom.infer(batch["dense"])
         features = join_evenly([bottom.unsqueeze(1), self.lookup(batch, bottom.dtype)])
         products = torch.bmm(features, features.transpose(1, 2)).flatten(1)

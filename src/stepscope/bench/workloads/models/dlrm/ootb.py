@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from stepscope.bench.workloads.protocol import Mode, Task
+from stepscope.bench.workloads.protocol import Batch, Mode, Task
 
 
 class Tables(NamedTuple):
@@ -237,11 +237,11 @@ class DlrmTask(Task):
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         return make_examples(self.sizes, self.tables, count, seed=seed, mode=mode)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits = module(batch["dense"], batch["indices"], batch["offsets"])
         return loss_of(logits, batch["labels"], self.sizes["loss"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """The chance of a click."""
         return torch.sigmoid(cast("torch.Tensor", module(batch["dense"], batch["indices"], batch["offsets"])))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from stepscope.bench.workloads.models.dlrm import fast_network
 from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, MasterSgd, even
 from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, QuantisedBag
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Task
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.core.errors import BadInputError
 
 COUNTED_ROWS_A_LOOKUP = 32
@@ -84,10 +84,10 @@ class DlrmOptimized(Optimized):
             arranged["offsets"] = _join_offsets(batch["offsets"], [len(one) for one in parts])
         return arranged
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("FastDlrm", module).loss(batch)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("FastDlrm", module).infer(batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, GatheredTables, even
 from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.protocol import Change, Mode, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 from stepscope.core.errors import UsageError
 
 
@@ -181,7 +181,7 @@ class ShardedTables(nn.Module):
         rows = torch.tensor([0, *self.own.rows[:-1]]).cumsum(0)
         self.register_buffer("first_rows", rows.to(self.own.weight.device), persistent=False)
 
-    def forward(self, batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def forward(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
         """[batch, tables, width]."""
         taken = self.exchange.send_lookups(batch["indices"], len(batch["dense"]))
         starts = self.exchange.send_offsets(batch["offsets"])
@@ -220,7 +220,7 @@ class _Loss(nn.Module):
         super().__init__()
         self.fast = fast
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         return self.fast.loss(batch)
 
 

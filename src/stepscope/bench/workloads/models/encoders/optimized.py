@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import Fp8Linear, Fp8TrainedLinear, Ranges
 from stepscope.bench.workloads.models.encoders.ootb import make_adamw
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
 ONE_PROJECTION = Change("one projection", "Query, key and value are one matmul with their weights held as one.")
 SKIPPED_LOOKUPS = Change(
@@ -56,7 +56,7 @@ ROUNDINGS: dict[Mode, list[Change]] = {
 """What each precision changes."""
 
 
-def pack(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def pack(batch: Batch) -> dict[str, torch.Tensor]:
     """`input_ids` and `attention_mask` [sequences, longest], each sequence from the left, as the tokens that there are.
 
     `rows` says for each place of the padded form which token stands there, and `back` is the other way round.
@@ -77,7 +77,7 @@ def pack(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def unpack(packed: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def unpack(packed: torch.Tensor, batch: Batch) -> torch.Tensor:
     """[tokens, width] as [sequences, longest, width] with zeros for padding."""
     return packed[batch["rows"]] * batch["there"].unsqueeze(-1)
 
@@ -199,7 +199,7 @@ class LeanLayer(nn.Module):
         self.attention_drop_rate = attention.dropout.p
         self.stream = stream
 
-    def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, packed: Batch | None = None) -> torch.Tensor:
         """[sequences, tokens, width]; with `packed` (see packing.pack) [tokens, width]."""
         query, key, value = self._split(self.projection(hidden), 3)
         if packed is None:
@@ -241,7 +241,7 @@ def attend_packed(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    packed: Mapping[str, torch.Tensor],
+    packed: Batch,
     *,
     scale: float,
 ) -> torch.Tensor:
@@ -309,7 +309,7 @@ class LeanText(Lean):
     def take_head(self, plain: Any) -> None:
         """Keeps the plain module's other parts."""
 
-    def encode(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    def encode(self, hidden: torch.Tensor, packed: Batch | None = None) -> torch.Tensor:
         for layer in self.layers:
             hidden = layer(hidden, packed)
         return hidden

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stepscope.bench.workloads.models.rnnt.lamb import Lamb
 from stepscope.bench.workloads.models.rnnt.speech import LEVEL, make_utterances
-from stepscope.bench.workloads.protocol import Mode, Outputs, Task
+from stepscope.bench.workloads.protocol import Batch, Mode, Outputs, Task
 
 State = tuple[Tensor, Tensor]
 """Hidden and cell state of a recurrent stack, each [layers, batch, width]."""
@@ -306,11 +306,11 @@ class RnntTask(Task):
             return utterances
         return {name: utterances[name] for name in ("features", "frames")}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits = module(batch["features"], batch["labels"])
         return transducer_loss(logits, batch["labels"], encoded_lengths(batch["frames"]), batch["label_lengths"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         """What the encoder gives ([batch, frames, width], zeros beyond the lengths), and of the greedy transcript the
         labels ([batch, max_output], -1 beyond the end), the logit of each where it was chosen (0 beyond), and the
         length. All as floats, so that they can be compared as such: a wrong label is a large error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,7 +21,7 @@ from stepscope.bench.workloads.models.rnnt.ootb import (
     mask_frames,
     stack_pairs,
 )
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Outputs, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Outputs, Precision
 
 PERSISTENT_MULTIPLE = 128
 """Multiple of the input's width that cuDNN's persistent kernels want."""
@@ -274,7 +274,7 @@ class FastRnnt(Optimized):
                 part.flatten_parameters()
         return network
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         network = cast("Rnnt", module)
         joint = network.joint
         if not isinstance(joint, SumJoint):
@@ -292,7 +292,7 @@ class FastRnnt(Optimized):
         )
         return costs.mean()
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         transcriber = cast("Transcriber", module)
         lengths = encoded_lengths(batch["frames"])
         encoded = transcriber.encode(batch["features"])
