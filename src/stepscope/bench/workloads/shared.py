@@ -65,14 +65,14 @@ def _distribute(task: Task, inner: torch.nn.Module, parallel: str, device: str) 
     averaged over the ranks (ddp), or weights, gradients and optimizer state are sharded (fsdp)."""
 
     class Loss(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, inner: torch.nn.Module) -> None:
             super().__init__()
             self.inner = inner
 
         def forward(self, batch: Any) -> torch.Tensor:
             return task.loss(self.inner, batch)
 
-    module = Loss()
+    module = Loss(inner)
     if parallel == "fsdp":
         _shard_weights(module, task.blocks(inner), device)
         return module

@@ -35,20 +35,20 @@ class _FedStep(ABC):
         self.at_once = at_once
         """Batches of one step."""
         self.feed = Feed(batches)
-        self._run: Callable[[Batches], None] = self._step
+        self._replay: Callable[[Batches], None] | None = None
 
     @abstractmethod
     def _step(self, batches: Batches) -> None: ...
 
     def __call__(self) -> None:
-        self._run(self._take())
+        (self._replay or self._step)(self._take())
 
     def _take(self) -> list[Batch]:
         return [self.feed.take() for _ in range(self.at_once)]
 
     def _capture_if(self, engine: Engine) -> None:
         if engine.graph and self._setting.device.startswith("cuda"):
-            self._run = capture_fed(self._step, self._take())
+            self._replay = capture_fed(self._step, self._take())
 
 
 class TrainStep(_FedStep):
