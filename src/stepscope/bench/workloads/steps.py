@@ -108,13 +108,7 @@ class InferStep(_FedStep):
     """Each call takes the next of the batches through the model."""
 
     def __init__(
-        self,
-        task: Task,
-        module: torch.nn.Module,
-        batches: Batches,
-        setting: Setting,
-        *,
-        engine: Engine = EAGER,
+        self, task: Task, module: torch.nn.Module, batches: Batches, setting: Setting, *, engine: Engine = EAGER
     ) -> None:
         super().__init__(batches, setting)
         self._outputs_of = compile_pass(task, module, setting, engine)

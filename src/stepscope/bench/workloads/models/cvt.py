@@ -140,12 +140,11 @@ class LeanBlock(nn.Module):
 class LeanAttention(nn.Module):
     def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
-        make = FoldedConvolution if folded else NormedConvolution
         query = plain.convolution_projection_query.convolution_projection
         key = plain.convolution_projection_key.convolution_projection
         value = plain.convolution_projection_value.convolution_projection
-        self.see_query = make([query], stream=stream)
-        self.see_pair = make([key, value], stream=stream)
+        self.see_query = DepthwiseConvolutions([query], stream=stream, folded=folded)
+        self.see_pair = DepthwiseConvolutions([key, value], stream=stream, folded=folded)
         self.query, self.key, self.value = plain.projection_query, plain.projection_key, plain.projection_value
         self.heads = plain.num_heads
         self.scale = plain.embed_dim**-0.5
@@ -175,17 +174,25 @@ def _join(first: torch.Tensor | None, grid: torch.Tensor) -> torch.Tensor:
     return tokens if first is None else torch.cat([first.to(tokens.dtype), tokens], dim=1)
 
 
-class NormedConvolution(nn.Module):
-    """Depthwise convolutions of the same input, each with its batch norm, for training."""
+class DepthwiseConvolutions(nn.Module):
+    """Of one input, each with its batch norm; folded, for inference, the norms are part of weights and biases."""
 
-    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None) -> None:
+    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(one.convolution for one in plain)
-        self.norms = nn.ModuleList(one.normalization for one in plain)
         self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
-        self.stream = stream
+        self.stream, self.folded = stream, folded
+        if folded:
+            both = [fold_one(one.convolution, one.normalization) for one in plain]
+            self.register_buffer("weights", torch.stack([weight for weight, _ in both]))
+            self.register_buffer("biases", torch.stack([bias for _, bias in both]))
+        else:
+            self.convolutions = nn.ModuleList(one.convolution for one in plain)
+            self.norms = nn.ModuleList(one.normalization for one in plain)
 
     def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
+        if self.folded:
+            seen = convolve_by_shifts(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
+            return [one + bias for one, bias in zip(seen, self.get_buffer("biases").unbind(0), strict=True)]
         weights = torch.stack([one.get_parameter("weight") for one in self.convolutions])
         seen = convolve_by_shifts(grid, weights, stride=self.stride, padding=self.padding)
         return [self._norm(norm, as_stream(one, self.stream)) for norm, one in zip(self.norms, seen, strict=True)]
@@ -193,21 +200,6 @@ class NormedConvolution(nn.Module):
     def _norm(self, norm: nn.Module, seen: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = norm(seen.permute(0, 3, 1, 2))
         return normed.permute(0, 2, 3, 1)
-
-
-class FoldedConvolution(nn.Module):
-    """The same for inference: the batch norm is part of weights and bias."""
-
-    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None) -> None:
-        super().__init__()
-        folded = [fold_one(one.convolution, one.normalization) for one in plain]
-        self.register_buffer("weights", torch.stack([weight for weight, _ in folded]))
-        self.register_buffer("biases", torch.stack([bias for _, bias in folded]))
-        self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
-
-    def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
-        seen = convolve_by_shifts(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
-        return [one + bias for one, bias in zip(seen, self.get_buffer("biases").unbind(0), strict=True)]
 
 
 def convolve_by_shifts(

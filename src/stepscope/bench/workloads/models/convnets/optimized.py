@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stepscope.bench.workloads.models.convnets.choosing import TRIAL_BATCH, TRIALS, Layer, choose_way, find_grouped
-from stepscope.bench.workloads.models.convnets.layers import GroupedConv, Stem, StemOnBlocks, fold_norms
+from stepscope.bench.workloads.models.convnets.layers import LAST, GroupedConv, Stem, StemOnBlocks, fold_norms
 from stepscope.bench.workloads.models.convnets.ootb import PictureTask
 from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Setting
 
@@ -118,8 +118,6 @@ INFER_CHANGES = [
 def _store_channels_last(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-            elif parameter.dim() == 5:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
+            if parameter.dim() in LAST:
+                parameter.data = parameter.data.contiguous(memory_format=LAST[parameter.dim()])
     return module

@@ -238,12 +238,7 @@ class LeanLayer(nn.Module):
 
 
 def attend_packed(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    packed: Batch,
-    *,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: Batch, *, scale: float
 ) -> torch.Tensor:
     """Each sequence to itself; all [tokens, heads, width]."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and varlen_attn is not None:

@@ -277,8 +277,7 @@ def plant(network: Rnnt, *, mel: int, stack: int, labels: int) -> None:
 def _carry(lstm: nn.LSTM, layer: int, wiring: torch.Tensor, bias: float = 0.0) -> None:
     """The first units of a layer pass on what `wiring` takes from the layer's input, and remember nothing."""
     count, width = wiring.shape[0], lstm.hidden_size
-    inputs, inner = getattr(lstm, f"weight_ih_l{layer}"), getattr(lstm, f"weight_hh_l{layer}")
-    biases, more = getattr(lstm, f"bias_ih_l{layer}"), getattr(lstm, f"bias_hh_l{layer}")
+    inputs, inner, biases, more = lstm.all_weights[layer]
     for gate, level in enumerate((OPEN, -OPEN, bias, OPEN)):
         rows = slice(gate * width, gate * width + count)
         inputs[rows] = wiring.to(inputs) if gate == 2 else 0.0

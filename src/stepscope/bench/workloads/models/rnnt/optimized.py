@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +27,6 @@ PERSISTENT_MULTIPLE = 128
 """Multiple of the input's width that cuDNN's persistent kernels want."""
 
 
-class _Layer(NamedTuple):
-    inputs: Tensor
-    recurrent: Tensor
-    bias: Tensor
-
-
-def _weights_of(lstm: nn.LSTM, number: int) -> _Layer:
-    def one(name: str) -> Tensor:
-        return getattr(lstm, f"{name}_l{number}")  # type: ignore[no-any-return]
-
-    return _Layer(one("weight_ih"), one("weight_hh"), one("bias_ih") + one("bias_hh"))
-
-
 class Transcriber(nn.Module):
     """For inference only. Names of its buffers are those that `decode` takes."""
 
@@ -58,16 +45,16 @@ class Transcriber(nn.Module):
             raise ValueError("the decoding loop is written for a prediction network of two layers")
         embedding = network.prediction.embedding.weight
         # A label changes the first layer's gates by a vector of its own; zeros stand before the first label.
-        first, second = _weights_of(lstm, 0), _weights_of(lstm, 1)
-        through = F.linear(F.pad(embedding, (0, 0, 0, 1)), first.inputs, first.bias)
+        (inputs_0, recurrent_0, bias_0, more_0), (inputs_1, recurrent_1, bias_1, more_1) = lstm.all_weights
+        through = F.linear(F.pad(embedding, (0, 0, 0, 1)), inputs_0, bias_0 + more_0)
         weights = {
             "of_encoder": of_encoder,
             "hidden_bias": bias,
             "table": through,
-            "recurrent_0": first.recurrent,
-            "inputs_1": second.inputs,
-            "recurrent_1": second.recurrent,
-            "bias_1": second.bias,
+            "recurrent_0": recurrent_0,
+            "inputs_1": inputs_1,
+            "recurrent_1": recurrent_1,
+            "bias_1": bias_1 + more_1,
             "projection": of_prediction,
             "output": network.joint.output.weight,
             "output_bias": network.joint.output.bias,
@@ -156,14 +143,12 @@ def _split(lstm: nn.LSTM) -> nn.ModuleList:
     """Each layer as a module of its own, its input widened with zeros: cuDNN has persistent kernels for such calls."""
     layers = []
     for number in range(lstm.num_layers):
-        inputs = getattr(lstm, f"weight_ih_l{number}")
+        inputs, *others = lstm.all_weights[number]
         wide = -(-inputs.shape[1] // PERSISTENT_MULTIPLE) * PERSISTENT_MULTIPLE
         layer = nn.LSTM(wide, lstm.hidden_size, batch_first=True, device=inputs.device, dtype=inputs.dtype)
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-            weight = getattr(lstm, f"{name}_l{number}")
-            if name == "weight_ih":
-                weight = F.pad(weight, (0, wide - weight.shape[1]))
-            getattr(layer, f"{name}_l0").copy_(weight)
+        padded = F.pad(inputs, (0, wide - inputs.shape[1]))
+        for own, weight in zip(layer.all_weights[0], [padded, *others], strict=True):
+            own.copy_(weight)
         layers.append(layer.train(lstm.training))
     return nn.ModuleList(layers)
 
@@ -252,8 +237,7 @@ def _run_stack(lstm: nn.LSTM, hidden: Tensor) -> Tensor:
 def _run_layer(lstm: nn.LSTM, number: int, hidden: Tensor) -> Tensor:
     """One layer in float16 by one call, [time, batch, width]: torch takes cuDNN's persistent kernels only for a single
     layer of float16 whose input is a multiple of 128 wide (and batches that are multiples of 8, up to 128)."""
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    weights = [_scale_gradient(getattr(lstm, f"{name}_l{number}"), 1 / GRADIENT_SCALE) for name in names]
+    weights = [_scale_gradient(one, 1 / GRADIENT_SCALE) for one in lstm.all_weights[number]]
     missing = -hidden.shape[-1] % PERSISTENT_MULTIPLE
     if missing:
         hidden, weights[0] = F.pad(hidden, (0, missing)), F.pad(weights[0], (0, missing))
