@@ -293,9 +293,9 @@ def test_ranges_are_those_of_the_inputs_and_leave_no_trace() -> None:
     first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
     module = torch.nn.Sequential(first, second)
     batches = [torch.tensor([[1.0, -3.0, 2.0, 0.0]]), torch.tensor([[0.5, 0.0, -1.0, 0.0]])]
-    ranges = fp8.Ranges(module, lambda: [module(batch) for batch in batches])
-    assert float(ranges.of(first)) == 3.0
-    assert float(ranges.of(second)) == pytest.approx(max(float(first(one).detach().abs().max()) for one in batches))
+    ranges = fp8.find_largest_inputs(module, lambda: [module(batch) for batch in batches])
+    assert float(ranges[first]) == 3.0
+    assert float(ranges[second]) == pytest.approx(max(float(first(one).detach().abs().max()) for one in batches))
     assert not first._forward_pre_hooks
 
 

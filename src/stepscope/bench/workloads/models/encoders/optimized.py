@@ -264,7 +264,7 @@ def choose_linear(mode: Mode, precision: Precision, ranges: Ranges | None) -> Ca
         if mode == "train":
             return Fp8TrainedLinear(linear)
         assert ranges is not None
-        return Fp8Linear(linear.weight, linear.bias, largest_input=ranges.of(reads_as or linear))
+        return Fp8Linear(linear.weight, linear.bias, largest_input=ranges[reads_as or linear])
 
     return narrow
 
