@@ -155,7 +155,8 @@ def read_joined(name: str) -> tuple[ParsedCase, int]:
 
 
 def step_joined(name: str) -> dict[str, Any]:
-    step = open_share(read_joined(name)[0], "ddp", "cpu", "eager")[0]
+    asked, _ = read_joined(name)
+    step = open_share(asked, "ddp", Setting(asked.mode, asked.precision, "cpu", "eager"))[0]
     assert isinstance(step, TrainStep)
     for _ in range(STEPS):
         step()

@@ -272,7 +272,7 @@ class ModelCase:
     def _open(self) -> Step:
         parsed, device = self._parsed, self._device
         if self._parallel:
-            step, self._batches = open_share(parsed, self._parallel, device.name, self._request.compile_backend)
+            step, self._batches = open_share(parsed, self._parallel, self._setting)
             return step
         task = parsed.workload.make_task(parsed.scale)
         self._batches = self._batches or self._make_batches(task)

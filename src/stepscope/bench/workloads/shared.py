@@ -15,7 +15,7 @@ from stepscope.core.errors import UsageError
 from stepscope.core.lazy_torch import torch
 
 
-def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> tuple[TrainStep | InferStep, Batches]:
+def open_share(parsed: ParsedCase, parallel: str, setting: Setting) -> tuple[TrainStep | InferStep, Batches]:
     """This rank's share: a step over a module that exchanges what `parallel` says, and its own batches, on the host."""
     share = count_share(parsed)
     task = parsed.workload.make_task(parsed.scale, with_dense_gradients=parallel == "fsdp")
@@ -26,7 +26,6 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
     if parallel == "sharded":
         task = shard(task)
     # The same seed: the same weights everywhere.
-    setting = Setting(parsed.mode, parsed.precision, device, backend)
     module = build_module(task, setting, seed=SEED)
     batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * torch.distributed.get_rank())
     ready = [to_device(one, setting) for one in batches]
@@ -34,10 +33,11 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
         return InferStep(task, module, ready, setting, engine=engine), batches
     how: dict[str, Any] = {}
     if parallel != "sharded":
-        inner, module = module, _distribute(task, module, parallel, device)
+        inner, module = module, _distribute(task, module, parallel, setting.device)
+        loss_of = compiled(lambda batch: module(batch), engine, setting.backend)
         # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
         stepped = task.plain if parallel == "fsdp" and isinstance(task, Optimized) else task
-        how = {"loss_of": compiled(module, engine, backend), "optimizer": stepped.make_late_optimizer(inner)}
+        how = {"loss_of": loss_of, "optimizer": stepped.make_late_optimizer(inner)}
     how |= {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
     return TrainStep(task, module, ready, setting, engine=engine, **how), batches
 
