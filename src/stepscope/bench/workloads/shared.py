@@ -34,7 +34,7 @@ def open_share(parsed: ParsedCase, parallel: str, setting: Setting) -> tuple[Tra
     how: dict[str, Any] = {}
     if parallel != "sharded":
         inner, module = module, _distribute(task, module, parallel, setting.device)
-        loss_of = compiled(lambda batch: module(batch), engine, setting.backend)
+        loss_of = compiled(lambda batch: module(batch), engine, setting.backend)  # noqa: PLW0108 - a module is compiled otherwise
         # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
         stepped = task.plain if parallel == "fsdp" and isinstance(task, Optimized) else task
         how = {"loss_of": loss_of, "optimizer": stepped.make_late_optimizer(inner)}

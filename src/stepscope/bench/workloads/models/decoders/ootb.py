@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -133,8 +132,9 @@ class PlainDecoder(Decoder):
         logits: torch.Tensor = self._prefill(module, batch).logits[:, -1]
         return logits
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(decayed_groups(module, self.sizes["weight_decay"]), **adam_options(self.sizes))
+    def make_optimizer(self, module: nn.Module, **how: Any) -> torch.optim.Optimizer:
+        groups = decayed_groups(module, self.sizes["weight_decay"])
+        return torch.optim.AdamW(groups, lr=self.sizes["learning_rate"], betas=(0.9, 0.95), eps=1e-8, **how)
 
     def reserve(self, module: nn.Module, batch: Batch, new_tokens: int) -> PlainState:
         return PlainState()
@@ -177,7 +177,3 @@ class PlainDecoder(Decoder):
     def _choose(self, state: PlainState, logits: torch.Tensor) -> None:
         state.logits = logits[:, -1]
         state.tokens.append(state.logits.argmax(dim=-1, keepdim=True))
-
-
-def adam_options(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {"lr": sizes["learning_rate"], "betas": (0.9, 0.95), "eps": 1e-8}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -13,8 +13,7 @@ from torch import nn
 from stepscope.bench.workloads.findings import gradients_of
 from stepscope.bench.workloads.generation import Decoder
 from stepscope.bench.workloads.models.decoders.network import Block, Cache, FastDecoder
-from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
-from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
+from stepscope.bench.workloads.models.decoders.ootb import PlainDecoder, pack_prompts
 from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
 _NAME = re.compile(r"(blocks\.(\d+)\.)?(.+?)(?:\.(weight|bias))?")
@@ -98,8 +97,7 @@ class OptimizedDecoder(Optimized, Decoder):
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         on_cuda = next(module.parameters()).device.type == "cuda"
-        groups = decayed_groups(module, self.sizes["weight_decay"])
-        return torch.optim.AdamW(groups, fused=True, capturable=on_cuda, **adam_options(self.sizes))
+        return cast("PlainDecoder", self.plain).make_optimizer(module, fused=True, capturable=on_cuda)
 
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False, fullgraph=True)

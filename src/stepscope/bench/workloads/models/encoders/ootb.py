@@ -54,11 +54,6 @@ def at_percentile(table: Sequence[tuple[float, float]], percentile: torch.Tensor
     return values[lower] + share * (values[upper] - values[lower])
 
 
-def make_adamw(module: nn.Module, *, learning_rate: float, decay: float, fused: bool = False) -> torch.optim.Optimizer:
-    how: dict[str, Any] = {"fused": True, "capturable": next(module.parameters()).is_cuda} if fused else {}
-    return torch.optim.AdamW(decayed_groups(module, decay), lr=learning_rate, **how)
-
-
 def decayed_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Matrices decay; biases and norms do not."""
     trained = [one for one in module.parameters() if one.requires_grad]
@@ -71,5 +66,7 @@ def decayed_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
 class AdamWTask(Task):
     """Trained by AdamW."""
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_adamw(module, learning_rate=self.sizes["learning_rate"], decay=self.sizes["weight_decay"])
+    def make_optimizer(self, module: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
+        how: dict[str, Any] = {"fused": True, "capturable": next(module.parameters()).is_cuda} if fused else {}
+        groups = decayed_groups(module, self.sizes["weight_decay"])
+        return torch.optim.AdamW(groups, lr=self.sizes["learning_rate"], **how)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import Fp8Linear, Fp8TrainedLinear, Ranges
-from stepscope.bench.workloads.models.encoders.ootb import make_adamw
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask
 from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
 ONE_PROJECTION = Change("one projection", "Query, key and value are one matmul with their weights held as one.")
@@ -324,8 +324,7 @@ class FastEncoder(Optimized):
     repeated: tuple[str, ...] = ("LeanLayer",)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
-        return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
+        return cast("AdamWTask", self.plain).make_optimizer(module, fused=True)
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
         return cast("Lean", module).plain_gradients()
