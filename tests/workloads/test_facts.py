@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from stepscope.bench.workloads import choose_workloads, find_workload  # noqa: E402
 from stepscope.bench.workloads.facts import _count_on, count_flops  # noqa: E402
 from stepscope.bench.workloads.feed import Feed, Loader, count_round, make_clean_context, read_batches  # noqa: E402
+from stepscope.bench.workloads.protocol import Setting  # noqa: E402
 from stepscope.core.errors import BadInputError  # noqa: E402
 
 LENGTHS = "xlmr/ootb/infer/fb-1dev-A-realdist"
@@ -62,7 +63,7 @@ def test_a_step_waits_for_its_own_batch_not_for_the_next(monkeypatch: pytest.Mon
             return original(self, batch)
 
         monkeypatch.setattr(Loader, name, watch)
-    loader = Loader([task.make_batch(1, seed=0, mode="infer")], device="cpu", precision="fp32", mode="infer", workers=0)
+    loader = Loader([task.make_batch(1, seed=0, mode="infer")], Setting("infer", "fp32", "cpu"), workers=0)
     batches = iter(loader)
     next(batches)
     next(batches)
@@ -147,7 +148,7 @@ def test_a_step_goes_back_to_its_own_batches_and_others_are_closed() -> None:
 def test_a_loader_gives_every_batch_in_turn(clean: bool) -> None:
     """`clean`: as beside a GPU, from processes that were not forked off this one."""
     batches = [{"x": torch.full((3,), float(number))} for number in range(4)]
-    loader = Loader(batches, device="cpu", precision="fp32", mode="train", workers=1)
+    loader = Loader(batches, Setting("train", "fp32", "cpu"), workers=1)
     if clean:
         loader._context = make_clean_context()
     source = iter(loader)
