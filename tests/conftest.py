@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -135,6 +136,16 @@ def short_collections() -> None:
     """Measurements collect garbage first: what libraries, collected tests and earlier files hold is passed over."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def short_collections_after_loading() -> Iterator[None]:
+    """The same for large libraries that a test loads, or all that follow in its file would pay for them."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) - before >= 100:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

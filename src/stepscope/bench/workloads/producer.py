@@ -35,7 +35,16 @@ from stepscope.bench.workloads.user import prepare_user_model, require_unchanged
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.core.errors import first_line
 from stepscope.launch.worker import Session
-from stepscope.measure import CudaDevice, Device, Measurement, MeasureSettings, WallClock, measure, open_device
+from stepscope.measure import (
+    CudaDevice,
+    Device,
+    Measurement,
+    MeasureSettings,
+    WallClock,
+    freeze_new_libraries,
+    measure,
+    open_device,
+)
 from stepscope.records import Case, Notice, Score, WorkloadRequest, describe_exception, is_out_of_memory
 from stepscope.records.kinds import Serving, UserModelSpec, WorkloadObserved
 from stepscope.run.control import Alone, Control, TorchControl
@@ -129,10 +138,13 @@ class WorkloadProducer(Producer):
         """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else.
         Models that wait for the garbage collector, as FSDP's do, would count as memory of the next case."""
         wanted = (parsed.case.benchmark.id, parsed.batch_size)
-        if self._compiled_for != wanted or parsed.spec.parallel is not None:
+        nothing_stays = self._compiled_for != wanted or parsed.spec.parallel is not None
+        if nothing_stays:
             forget_compiled()
         self._compiled_for = wanted
         clear_up(self.device.name)
+        if nothing_stays:
+            freeze_new_libraries()
 
     def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
         """Rank 0's facts are those of the case; memory of the rank that needs most; energy and peaks of all devices
