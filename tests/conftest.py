@@ -46,6 +46,9 @@ LONGEST_FIRST = (
 )
 """Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
 
+RANKS_LOAD = ("test_ranks.py", "test_dlrm_sharded.py")
+"""Files of workloads whose ranks load what they need: another worker may have them."""
+
 COLLECTED = tempfile.TemporaryDirectory(prefix="stepscope-test-collection-")
 
 Reporting = Generator[None, pytest.TestReport, pytest.TestReport]
@@ -150,12 +153,14 @@ def short_collections_after_loading() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """A file stays on one worker, as its tests share what they measured."""
+    """A file stays on one worker, as its tests share what they measured. So do all that load the same or one service."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FileScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", maxsplit=1)[0]
+            if "/workloads/" in file and not file.endswith(RANKS_LOAD):
+                return "workloads"  # transformers and the compiler take three seconds to load
             return "slurm" if "slurm" in file else file  # one cluster serves them all
 
     config.option.loadscopereorder = False  # or the files with most tests would go first
@@ -177,6 +182,12 @@ def warm_rank_servers(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def warm_starter() -> WarmStarter:
     return WARM_STARTER
+
+
+@pytest.fixture
+def warm_rank_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of `tests/launch` that are about what becomes of ranks and not about how they are started."""
+    monkeypatch.setattr("stepscope.launch.local.start_child", WARM_STARTER)
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ for name, words in json.loads(sys.argv[1]).items():
 
 FORKED_SCRIPT = """
 import json, os, sys
-import torch
+import torch._dynamo
 from stepscope.cli.main import run
 for terminal in json.loads(sys.argv[2]):
     pid = os.fork()
@@ -125,7 +125,7 @@ def on_terminal(width: int, command: Sequence[str], store: Path, *, both: bool =
 
 
 def on_terminals(verbs: dict[str, list[str]], store: Path) -> list[str]:
-    """stdout and stderr of the verbs on terminals of all widths: forks of one process that has loaded torch."""
+    """stdout and stderr of the verbs on terminals of all widths: forks of one process that has loaded all they need."""
     ours, theirs = zip(*(open_terminal(width) for width in WIDTHS), strict=True)
     command = [sys.executable, "-c", FORKED_SCRIPT, json.dumps(verbs), json.dumps(theirs)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=theirs, env=environment(store))
