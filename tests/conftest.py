@@ -153,7 +153,7 @@ def short_collections_after_loading() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """A file stays on one worker, as its tests share what they measured. So do all that load the same or one service."""
+    """A file stays on one worker, as its tests share what they measured; so do files that load the same."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FileScheduling(LoadScopeScheduling):
