@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -266,3 +269,31 @@ def test_a_measured_model_is_gone_after_clearing_up() -> None:
     assert alive() is not None, "it refers to itself"
     clear_up("cpu")
     assert alive() is None
+
+
+def test_libraries_that_cases_load_leave_the_collectors_sight_and_garbage_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import weakref
+
+    from stepscope.measure import freeze_libraries, freeze_new_libraries, loop
+
+    freeze_libraries()
+    loop._freeze_again.cache_clear()
+    freeze_new_libraries()
+    loaded = [types.ModuleType(f"loaded_{i}") for i in range(loop.MANY_MODULES)]
+    freeze_new_libraries()
+    assert any(one is loaded[0] for one in gc.get_objects()), "nothing was imported"
+    module = torch.nn.Linear(2, 2)
+    module.itself = module
+    alive = weakref.ref(module)
+    for one in loaded:
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    freeze_new_libraries()
+    assert not any(one is loaded[0] for one in gc.get_objects()), "later collections pass over it"
+    del module
+    gc.collect()
+    assert alive() is not None, "it was taken for a library"
+    loop._freeze_again.cache_clear()
+    freeze_new_libraries()
+    assert alive() is None, "it was looked at again"

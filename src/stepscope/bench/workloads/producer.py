@@ -42,6 +42,7 @@ from stepscope.measure import (
     Measurement,
     MeasureSettings,
     WallClock,
+    freeze_new_libraries,
     measure,
     no_garbage_collection,
     open_device,
@@ -134,10 +135,13 @@ class WorkloadProducer(Producer):
         """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else.
         Models that wait for the garbage collector, as FSDP's do, would count as memory of the next case."""
         wanted = (parsed.case.benchmark.id, parsed.batch_size)
-        if self._compiled_for != wanted or parsed.spec.parallel is not None:
+        nothing_stays = self._compiled_for != wanted or parsed.spec.parallel is not None
+        if nothing_stays:
             forget_compiled()
         self._compiled_for = wanted
         clear_up(self.device.name)
+        if nothing_stays:
+            freeze_new_libraries()
 
     def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
         """Rank 0's facts are those of the case; memory of the rank that needs most; energy and peaks of all devices
