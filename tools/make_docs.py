@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from operator_page import format_operator_page  # noqa: E402
 from rooms_picture import draw_rooms  # noqa: E402
-from stepscope.bench.ops.catalogue import format_operator_page  # noqa: E402
 from stepscope.cli.reference import format_cli_reference  # noqa: E402
 from stepscope.metrics import format_metrics_markdown  # noqa: E402
 from stepscope.metrics.sql import format_tables_markdown  # noqa: E402

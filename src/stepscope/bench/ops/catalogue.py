@@ -1,4 +1,4 @@
-"""Which operators there are, the named sets of shapes of each, and the page that describes them all."""
+"""Which operators there are, and the named sets of shapes of each."""
 
 from __future__ import annotations
 
@@ -140,45 +140,3 @@ def find_set(operator: Operator, name: str, *, where: str = "--set") -> ShapeSet
     if name not in known:
         raise unknown_name(f"shape set of {operator.name}", name, known, where=where)
     return known[name]
-
-
-HEADER = """# Operators
-
-Generated from the code by `make docs`; a test fails when it is out of date. `stepscope bench ops --list` prints the
-same, `--list --json` for programs. How shapes are written: [operator cases](operators-cases.md). What the numbers mean:
-[metrics](metrics.md).
-
-Packages add operators by the entry point group `stepscope.ops`: the value is a subclass of
-`stepscope.bench.ops.Operator`.
-"""
-
-
-def format_operator_page() -> str:
-    known = operators()
-    contents = [
-        f"{len(known)} operators:",
-        "",
-        ", ".join(f"[{name}](#{name})" for name in known),
-        "",
-    ]
-    return "\n".join([HEADER, *contents, *(_section(operator) for operator in known.values())])
-
-
-def _section(operator: Operator) -> str:
-    lines = [
-        f"## {operator.name}",
-        "",
-        f"{operator.summary}.",
-        "",
-        f"Passes: {', '.join(operator.passes)}. Score: {operator.unit}. dtypes: {', '.join(operator.dtypes)}.",
-        f"Presets: {', '.join(shape_sets(operator))}.",
-        "",
-        "| parameter | unit | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for parameter in operator.parameters:
-        choices = f" ({', '.join(parameter.choices)})" if parameter.choices else ""
-        default = f"`{parameter.default}`" if parameter.default != "" else ""
-        meaning = f"{parameter.meaning}{choices}".replace("|", "\\|")
-        lines.append(f"| `{parameter.name}` | {parameter.unit} | {default} | {meaning} |")
-    return "\n".join([*lines, ""])
