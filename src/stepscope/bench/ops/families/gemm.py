@@ -214,9 +214,12 @@ class Mlp(Operator):
     def check_shape(self, shape: Shape) -> None:
         self.widths(shape)
 
+    def _weights(self, shape: Shape) -> int:
+        """Elements of all weights, biases left out."""
+        return sum(wide * out for wide, out in pairwise(self.widths(shape)))
+
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        widths, batch, size = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
-        weights = sum(wide * out for wide, out in pairwise(widths))
+        widths, batch, size, weights = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype], self._weights(shape)
         biases, hidden = sum(widths[1:]), sum(widths[1:-1])
         # Backward, two products and a bias sum per layer, and the mask of each ReLU; hidden outputs are read again.
         passes, kept = (1, 0) if direction == "forward" else (2, batch * hidden)
@@ -225,9 +228,7 @@ class Mlp(Operator):
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """Hidden outputs before and after ReLU, and the values that the scaled weights were made of."""
-        widths = self.widths(shape)
-        hidden, weights = sum(widths[1:-1]), sum(wide * out for wide, out in pairwise(widths))
-        return (2 * int(shape["batch"]) * hidden + weights) * DTYPE_BYTES[dtype]
+        return (2 * int(shape["batch"]) * sum(self.widths(shape)[1:-1]) + self._weights(shape)) * DTYPE_BYTES[dtype]
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         widths = self.widths(shape)
@@ -309,42 +310,33 @@ STEP_TOLERANCE = 0.15
 """Relative error allowed of a step that shows: half a last digit of eight, and the gradient's own tolerance."""
 
 
-class MlpTrain(Operator):
+class MlpTrain(Mlp):
     name = "mlp_train"
     summary = (
         "a stack's training step: forward, softmax with cross-entropy, backward, plain SGD; 6 flop a weight and row"
     )
-    parameters = Mlp.parameters
-    dtypes = MATRIX_FLOATS
     passes = ("forward",)
-    unit = "TFLOP/s"
-    tiny = Mlp.tiny
-
-    def check_shape(self, shape: Shape) -> None:
-        Mlp.widths(shape)
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         """Three products a layer; activations, loss and optimizer are not counted, as those benchmarks do not."""
-        widths, batch, size = Mlp.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
-        weights = sum(wide * out for wide, out in pairwise(widths))
+        widths, batch, size, weights = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype], self._weights(shape)
         # Weights and biases are read and written, the input read, and targets are int64.
         moved = size * (batch * widths[0] + 2 * (weights + sum(widths[1:]))) + 8 * batch
         return Work(flops=6 * batch * weights, bytes=moved)
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         """Weights, their gradients, and what the forward pass keeps."""
-        kept = int(shape["batch"]) * sum(Mlp.widths(shape)) * DTYPE_BYTES[dtype]
+        kept = int(shape["batch"]) * sum(self.widths(shape)) * DTYPE_BYTES[dtype]
         return self.work(shape, dtype, "forward").bytes + 3 * kept
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """The values that input, weights and biases were copied from."""
-        widths = Mlp.widths(shape)
-        weights = sum(wide * out for wide, out in pairwise(widths)) + sum(widths[1:])
-        return (int(shape["batch"]) * widths[0] + weights) * DTYPE_BYTES[dtype]
+        widths = self.widths(shape)
+        return (int(shape["batch"]) * widths[0] + self._weights(shape) + sum(widths[1:])) * DTYPE_BYTES[dtype]
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        inputs = {name: maker.own(tensor) for name, tensor in Mlp().make_inputs(shape, maker).items()}
-        return {**inputs, "target": maker.indices(Mlp.widths(shape)[-1], shape["batch"])}
+        inputs = {name: maker.own(tensor) for name, tensor in super().make_inputs(shape, maker).items()}
+        return {**inputs, "target": maker.indices(self.widths(shape)[-1], shape["batch"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Weights that are leaves already are trained as they are: their gradients can be seen after a step."""
@@ -353,7 +345,7 @@ class MlpTrain(Operator):
             name: inputs[name] if inputs[name].requires_grad else inputs[name].detach().requires_grad_()
             for name in _weight_names(inputs)
         }
-        stack = Mlp().bind(shape, {**inputs, **weights})
+        stack = super().bind(shape, {**inputs, **weights})
         optimizer = torch.optim.SGD(weights.values(), lr=LEARNING_RATE)
         enable_grad, cross_entropy = torch.enable_grad, functional.cross_entropy
 
