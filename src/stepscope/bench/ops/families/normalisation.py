@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.bench.ops.families.pointwise import COLS, ROWS, RowOperator
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
-from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, seeded_like
+from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, check_elements, seeded_like
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
 
@@ -276,25 +276,16 @@ class Dropout(RowOperator):
         if direction == "backward":
             (upstream,) = seeded_like([result])
             scaled["dropout backward"] = (torch.autograd.grad(result, tensor, upstream)[0], upstream)
+        # Below the smallest normal number rounding is no longer relative; what is dropped is 0 exactly.
+        tiny = torch.finfo(tensor.dtype).tiny
         for name, (scaled_result, source) in scaled.items():
-            expected = torch.where(kept, source.double() / (1 - shape["p"]), 0)
-            self._check_elements(name, scaled_result[telling], expected[telling], shape["p"])
+            expected = torch.where(kept, source.double() / (1 - shape["p"]), 0)[telling]
+            allowed = RELATIVE_TOLERANCE[dtype] * expected.abs() + torch.where(expected == 0, 0.0, tiny)
+            says = f"are not what p={shape['p']} makes of them"
+            check_elements(f"{name} in {dtype}", scaled_result[telling], expected, allowed, says)
 
     @staticmethod
     def _check_share(kept: int, count: int, p: float) -> None:
         allowed = DROPOUT_SIGMAS * (count * p * (1 - p)) ** 0.5
         if abs(kept - count * (1 - p)) > allowed:
             raise WrongResultError(f"dropout with p={p} keeps {kept} of {count} elements")
-
-    @staticmethod
-    def _check_elements(name: str, result: torch.Tensor, expected: torch.Tensor, p: float) -> None:
-        """One by one: a single wrong element is small beside the norm of many."""
-        rule = str(result.dtype).removeprefix("torch.")
-        # Below the smallest normal number rounding is no longer relative; what is dropped is 0 exactly.
-        slack = torch.where(expected == 0, 0.0, torch.finfo(result.dtype).tiny)
-        allowed = RELATIVE_TOLERANCE[rule] * expected.abs() + slack
-        wrong = ~((result.double() - expected).abs() <= allowed)
-        if bool(wrong.any()):
-            raise WrongResultError(
-                f"{name} in {rule}: {int(wrong.sum())} of {wrong.numel()} elements are not what p={p} makes of them"
-            )

@@ -22,7 +22,7 @@ from stepscope.bench.ops.operator import (
     UnsupportedError,
     Work,
 )
-from stepscope.bench.ops.reference import seeded_like
+from stepscope.bench.ops.reference import check_elements, seeded_like
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
 
@@ -159,12 +159,8 @@ def _check_nearest(name: str, result: torch.Tensor, source: torch.Tensor) -> Non
     exact = source.detach().double()
     # Half a step of the mantissa, or of the even steps below the smallest normal number.
     allowed = torch.clamp(exact.abs(), min=limits.tiny) * limits.eps / 2
-    wrong = ~((result.detach().double() - exact).abs() <= allowed)
-    if bool(wrong.any()):
-        rule = str(result.dtype).removeprefix("torch.")
-        raise WrongResultError(
-            f"{name} to {rule}: {int(wrong.sum())} of {wrong.numel()} elements are not the nearest value"
-        )
+    rule = str(result.dtype).removeprefix("torch.")
+    check_elements(f"{name} to {rule}", result, exact, allowed, "are not the nearest value")
 
 
 class _Reduction(NamedTuple):
