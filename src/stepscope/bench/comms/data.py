@@ -7,10 +7,9 @@ exact in its dtype, whatever the order of its steps: a result is right or wrong,
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+from stepscope.core.lazy_torch import torch
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -42,8 +41,6 @@ class Recipe(NamedTuple):
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    import torch
-
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -69,8 +66,6 @@ def _input_table(recipe: Recipe, member: int) -> torch.Tensor:
 @lru_cache(maxsize=4)
 def _reduced_table(recipe: Recipe) -> torch.Tensor:
     """Float64: exact."""
-    import torch
-
     total = _make_table(recipe, 0)
     for member in range(1, recipe.members):
         value = _make_table(recipe, member)
@@ -86,8 +81,6 @@ def _reduced_table(recipe: Recipe) -> torch.Tensor:
 
 
 def _make_table(recipe: Recipe, member: int) -> torch.Tensor:
-    import torch
-
     places = torch.arange(PERIOD)
     exact = LARGEST_EXACT[recipe.dtype]
     if recipe.reduction == "prod" and recipe.dtype != "bool":
@@ -149,8 +142,6 @@ def count_wrong(result: torch.Tensor, expected: torch.Tensor, recipe: Recipe) ->
     Only averages over more members than the dtype has whole numbers, and no power of two of them, may be off: by two
     roundings of the dtype.
     """
-    import torch
-
     wrong = 0
     for start in range(0, len(result), PIECE):
         got, wanted = result[start : start + PIECE], expected[start : start + PIECE]

@@ -7,15 +7,13 @@ act together; it binds calls: what can be prepared is prepared then, and only th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stepscope.bench.comms.data import Recipe
 from stepscope.bench.comms.operations import Operation, Traffic, find_operation
 from stepscope.core.errors import StepscopeError
+from stepscope.core.lazy_torch import torch
 from stepscope.run.control import Control
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 

@@ -21,10 +21,9 @@ from stepscope.bench.comms.group import (
     bind_together,
 )
 from stepscope.core.errors import MissingDependencyError, UsageError
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.launch import RankContext
 
 T = TypeVar("T")
@@ -144,8 +143,6 @@ class MpiGroup(BindingGroup):
 
     def _buffer(self, tensor: torch.Tensor) -> list[Any]:
         """Types that MPI lacks travel as bytes."""
-        import torch
-
         kind = _TYPES.get(str(tensor.dtype))
         if kind is None:
             return [tensor.view(torch.uint8).numpy(), self._mpi.BYTE]

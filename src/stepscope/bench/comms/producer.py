@@ -22,7 +22,7 @@ from stepscope.bench.comms.operations import find_operation
 from stepscope.bench.comms.overlap import OverlapTrial
 from stepscope.bench.comms.pairs import PairTrial
 from stepscope.bench.comms.patterns.trial import PatternTrial
-from stepscope.bench.comms.process_group import ProcessGroupTrial, open_forming_world
+from stepscope.bench.comms.process_group import FakeForming, ProcessGroupTrial, TorchForming
 from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Facts, Room, Steps, Traces, Trial
 from stepscope.bench.comms.wire import WireTrial
@@ -91,13 +91,11 @@ def read_request(session: Session) -> CommunicationRequest:
 def open_world(session: Session) -> World:
     """As the backend asked for needs it."""
     request = read_request(session)
-    if request.init_only:
-        return open_forming_world(session)
     if request.backend == "fake":
-        return FakeWorld(session.world_size)
-    if request.backend == "mpi":
+        return (FakeForming if request.init_only else FakeWorld)(session.world_size)
+    if request.backend == "mpi" and not request.init_only:
         return MpiWorld(session.context)
-    return TorchWorld(session, request.backend)
+    return (TorchForming if request.init_only else TorchWorld)(session, request.backend)
 
 
 class CommunicationProducer(Producer):

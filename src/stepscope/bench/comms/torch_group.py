@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stepscope.bench.comms.group import (
     BindingGroup,
@@ -20,12 +20,9 @@ from stepscope.bench.comms.group import (
     bind_in_turn,
     bind_together,
 )
+from stepscope.core.lazy_torch import torch
 from stepscope.run.control import TorchControl
 from stepscope.system.collect import describe_torch_library
-
-if TYPE_CHECKING:
-    import torch
-
 
 T = TypeVar("T")
 _REDUCE_OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}

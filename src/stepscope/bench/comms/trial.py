@@ -108,6 +108,24 @@ def idle() -> None:
     """The body of a rank that only keeps step."""
 
 
+class Part:
+    """One of the things that a case moves or computes on this rank; what is said here is usual."""
+
+    def needed_bytes(self) -> int:
+        """Memory of this rank, before anything is allocated."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Outside the timed region: fresh inputs, spoiled results."""
+
+    def count_wrong(self) -> int | None:
+        """Wrong elements that the last call left; None where nothing can be checked."""
+        return None
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
 class Trial:
     """A case on this rank. What is set here is usual."""
 
@@ -134,20 +152,26 @@ class Trial:
         self.times_s: dict[str, list[float]] = {name: [] for name in parts}
         """Times of parts by name, one value for each call of `body` since `forget`."""
 
+    def parts(self) -> Iterable[Part]:
+        """What it is made of: memory is that of all, all are refreshed, and all are checked."""
+        return ()
+
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
-        return 0
+        return sum(part.needed_bytes() for part in self.parts())
 
     def open(self) -> None:
         """Allocate and bind; raises UnsupportedCallError."""
 
     def refresh(self) -> None:
         """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
+        for part in self.parts():
+            part.refresh()
 
     def count_wrong(self) -> int | None:
         """Wrong elements that the samples since `refresh` left, each in its own place; None where nothing can be
         checked."""
-        return None
+        return count_wrong_of(self.parts())
 
     def facts(self) -> Facts:
         raise NotImplementedError
@@ -169,7 +193,15 @@ class Trial:
             values.clear()
 
     def close(self) -> None:
-        return
+        for part in self.parts():
+            part.close()
+        self.body = idle
+
+
+def count_wrong_of(parts: Iterable[Part]) -> int | None:
+    """Wrong elements of all; None where none could be checked."""
+    counts = [count for part in parts if (count := part.count_wrong()) is not None]
+    return sum(counts) if counts else None
 
 
 class Rotation:
@@ -201,6 +233,8 @@ class WaitingDevice:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.name, self.has_events = device.name, device.has_events
+        self.elapsed_s, self.hold, self.has_reached = device.elapsed_s, device.hold, device.has_reached
+        self.allocations = device.allocations
         self.started: list[Waitable] = []
 
     def synchronize(self) -> None:
@@ -217,18 +251,6 @@ class WaitingDevice:
         for work in self.started:
             work.wait()
         self.started.clear()
-
-    def elapsed_s(self, start: Any, stop: Any) -> float:
-        return self._device.elapsed_s(start, stop)
-
-    def hold(self, seconds: float) -> None:
-        self._device.hold(seconds)
-
-    def has_reached(self, mark: Any) -> bool:
-        return self._device.has_reached(mark)
-
-    def allocations(self) -> int:
-        return self._device.allocations()
 
 
 class Stopwatch:

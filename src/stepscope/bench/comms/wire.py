@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.bench.comms.cases import read_options, require_wire_sense
 from stepscope.bench.comms.data import PERIOD, tile
@@ -20,12 +20,10 @@ from stepscope.bench.comms.exchange import make_seed, note_rounding
 from stepscope.bench.comms.group import Call, UnsupportedCallError
 from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import Device
 from stepscope.records import Case, Score
 from stepscope.records.kinds import CollectiveObserved
-
-if TYPE_CHECKING:
-    import torch
 
 QUANTISE, EXCHANGE, DEQUANTISE = "quantise", "exchange", "dequantise"
 FLOAT_BYTES = 4
@@ -43,8 +41,6 @@ def make_normals(seed: int, member: int, start: int, count: int, device: str = "
 
 @lru_cache(maxsize=64)
 def _normal_table(seed: int, member: int) -> torch.Tensor:
-    import torch
-
     source = torch.Generator().manual_seed(seed * 1_000_003 + member)
     return torch.randn(PERIOD, generator=source)
 
@@ -139,8 +135,6 @@ class WireTrial(Trial):
     def open(self) -> None:
         if not self.active:
             return
-        import torch
-
         device, rows, count = self.device.name, self._members, self._chunk
         assert self._group.me is not None
         given = make_normals(self._seed, self._group.me, 0, rows * count, device).view(rows, count)
@@ -148,8 +142,6 @@ class WireTrial(Trial):
         self.body = self._make_body(self._data)
 
     def _make_rows(self, rows: int) -> torch.Tensor:
-        import torch
-
         return torch.zeros(rows, self.encoding.wire_bytes(self._chunk), dtype=torch.uint8, device=self.device.name)
 
     def _bind(self, name: str, given: torch.Tensor, got: torch.Tensor) -> Callable[[], object]:
@@ -161,8 +153,6 @@ class WireTrial(Trial):
 
     def _make_body(self, data: Data) -> Callable[[], None]:
         """Each action counts as the part it stands with. Scratch memory is taken here, and once."""
-        import torch
-
         device, rows, count, encoding = self.device.name, self._members, self._chunk, self.encoding
         sent, received, coder = self._make_rows(rows), self._make_rows(rows), Coder(encoding, rows, count, device)
         actions: list[tuple[str, Callable[[], object]]] = [
@@ -193,8 +183,6 @@ class WireTrial(Trial):
 
     def _expect(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The exact result in float64, and how far off each element may be."""
-        import torch
-
         rows = self._members if self._receives else 0
         expected = torch.empty(rows, self._chunk, dtype=torch.float64, device=self.device.name)
         bound = torch.empty_like(expected)
