@@ -13,8 +13,8 @@ from stepscope.bench.comms.group import (
     Call,
     Message,
     ObjectCall,
-    Then,
     Waitable,
+    after,
     before,
     bind_call,
     bind_in_turn,
@@ -132,16 +132,7 @@ class TorchGroup(BindingGroup):
             for member, piece in enumerate(pieces)
             if len(piece)
         ]
-
-        def run() -> None:
-            for part in parts:
-                part.run()
-            call.output.copy_(mine)
-
-        def start() -> list[Waitable]:
-            return [Then([work for part in parts for work in part.start()], partial(call.output.copy_, mine))]
-
-        return Bound(run, start, f"{len(parts)} reduces")
+        return after(bind_in_turn(parts), partial(call.output.copy_, mine), f"{len(parts)} reduces")
 
     def _all_to_all(self, call: Call) -> Bound:
         assert self.me is not None
@@ -172,7 +163,7 @@ class TorchGroup(BindingGroup):
 
     def _messages(self, messages: Sequence[Message]) -> Bound:
         if not messages:
-            return Bound(_do_nothing, list)
+            return Bound(list, list)
         batch = partial(self._dist.batch_isend_irecv, [self._message(message) for message in messages])
 
         def run() -> None:
@@ -182,26 +173,20 @@ class TorchGroup(BindingGroup):
         return Bound(run, batch)
 
     def exchange_objects(self, call: ObjectCall) -> list[Any]:
-        size, root, dist, group = len(self.ranks), self.ranks[call.root], self._dist, self._handle
-        is_root = self.me == call.root
+        root, dist, group, is_root = self.ranks[call.root], self._dist, self._handle, self.me == call.root
+        everybody: list[Any] = [None] * len(self.ranks)
         if call.name == "all_gather_object":
-            everybody: list[Any] = [None] * size
             dist.all_gather_object(everybody, call.given[0], group=group)
             return everybody
         if call.name == "gather_object":
-            gathered: list[Any] | None = [None] * size if is_root else None
-            dist.gather_object(call.given[0], gathered, dst=root, group=group)
-            return gathered or []
-        received: list[Any] = list(call.given) if is_root and call.name == "broadcast_object_list" else [None]
+            dist.gather_object(call.given[0], everybody if is_root else None, dst=root, group=group)
+            return everybody if is_root else []
+        received = list(call.given) if is_root and call.name == "broadcast_object_list" else [None]
         if call.name == "broadcast_object_list":
             dist.broadcast_object_list(received, src=root, group=group)
         else:
             dist.scatter_object_list(received, list(call.given) if is_root else None, src=root, group=group)
         return received
-
-
-def _do_nothing() -> None:
-    return
 
 
 def _cut(tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
