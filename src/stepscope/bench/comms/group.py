@@ -184,10 +184,10 @@ def after(bound: Bound, action: Callable[[], object], composed: str) -> Bound:
         bound.run()
         action()
 
-    return Bound(run, lambda: [_Then(bound.start(), action)], composed)
+    return Bound(run, lambda: [Then(bound.start(), action)], composed)
 
 
-class _Then(NamedTuple):
+class Then(NamedTuple):
     works: Sequence[Waitable]
     action: Callable[[], object]
 
