@@ -108,7 +108,8 @@ class Bisection:
     def next_subsets(self) -> list[list[int]]:
         """Disjoint, at least two ranks each, all of one size; empty when there is nothing left to measure."""
         if not self._asked:
-            self._asked = self._plan_round()
+            opening = self._opening[0] if self._opening else ()
+            self._asked = [_Test(piece, ()) for piece in opening] or self._plan_groups()
         return [list(test.subset) for test in self._asked]
 
     def record(self, results: Sequence[float]) -> None:
@@ -124,28 +125,20 @@ class Bisection:
         for test, seconds in zip(asked, results, strict=True):
             size = len(test.subset)
             self._fastest[size] = min(seconds, self._fastest.get(size, math.inf))
-        if self._is_opening:
+        if self._opening:
             self._record_opening(asked, results)
         else:
             self._record_groups(asked, results)
 
-    @property
-    def _is_opening(self) -> bool:
-        return bool(self._opening)
-
-    def _plan_round(self) -> list[_Test]:
-        if self._is_opening:
-            return [_Test(piece, ()) for piece in self._opening[0]]
-        return self._plan_groups()
-
     def _record_opening(self, asked: Sequence[_Test], results: Sequence[float]) -> None:
         """Goes on until a good and a slow subset were seen side by side, or the opening is over."""
         all_pairs = len(self._ranks) < _FEWEST
-        if not all_pairs:
-            self._seen = []
-        self._seen += [(test.subset, seconds) for test, seconds in zip(asked, results, strict=True)]
+        seen = [(test.subset, seconds) for test, seconds in zip(asked, results, strict=True)]
+        self._seen = [*self._seen, *seen] if all_pairs else seen
         self._opening = self._opening[1:]
-        slow = [subset for subset, seconds in self._seen if self._looks_slow(subset, seconds)]
+        slow = [
+            subset for subset, seconds in self._seen if _divide(seconds, self._fastest[len(subset)]) >= self._threshold
+        ]
         if self._opening and (not slow or all_pairs):
             return
         self._opening = []
@@ -162,9 +155,6 @@ class Bisection:
         if left:
             self._waiting.append(_Group(left))
 
-    def _looks_slow(self, subset: Subset, seconds: float) -> bool:
-        return _divide(seconds, self._fastest[len(subset)]) >= self._threshold
-
     def _split(self, suspects: Subset) -> None:
         """A slow group goes on as two halves."""
         half = (len(suspects) + 1) // 2
@@ -178,7 +168,11 @@ class Bisection:
             return []
         self._waiting.sort(key=lambda group: -len(group.ranks))
         size = max(2, len(self._waiting[0].ranks))
-        free = self._helpers()
+        # Clean ranks that nobody asks for, in another order each round: nobody has the same partner all the time.
+        wanted = {rank for group in self._waiting for rank in group.ranks}
+        free = [rank for rank in self._clean if rank not in wanted]
+        start = self._rounds % max(1, len(free))
+        free = free[start:] + free[:start]
         spare = len(free) - (size - len(self._waiting[0].ranks))
         control = size if spare >= size or size not in self._fastest else 0
         self._running = []
@@ -196,13 +190,6 @@ class Bisection:
             tests.append(_Test((), tuple(free[:size])))
             free = free[size:]
         return tests
-
-    def _helpers(self) -> list[int]:
-        """Clean ranks that nobody asks for, in another order each round: nobody has the same partner all the time."""
-        wanted = {rank for group in self._waiting for rank in group.ranks}
-        free = [rank for rank in self._clean if rank not in wanted]
-        start = self._rounds % len(free) if free else 0
-        return free[start:] + free[:start]
 
     def _record_groups(self, asked: Sequence[_Test], results: Sequence[float]) -> None:
         usual = self._find_usual(asked, results)
@@ -222,7 +209,12 @@ class Bisection:
                 self._split(group.ranks)
             else:
                 self._waiting.append(_Group(group.ranks, aim="confirm"))
-            self._record_part(group, slow)
+            if group.part_of is not None:
+                whole, number = group.part_of
+                whole.parts[number] = slow
+                # Where no half of a slow group is slow, the whole is measured once more.
+                if len(whole.ranks) > 1 and all(part is False for part in whole.parts):
+                    self._waiting.append(_Group(whole.ranks, aim="together"))
 
     def _find_usual(self, asked: Sequence[_Test], results: Sequence[float]) -> float | None:
         """The fastest beside a control; without a control, the fastest so far. None: the control was contended.
@@ -237,28 +229,15 @@ class Bisection:
         self._doubted = contended
         return None if contended else min(results)
 
-    def _record_part(self, group: _Group, slow: bool) -> None:
-        """Where no half of a slow group is slow, the whole is measured once more."""
-        if group.part_of is None:
-            return
-        whole, number = group.part_of
-        whole.parts[number] = slow
-        if len(whole.ranks) > 1 and all(part is False for part in whole.parts):
-            self._waiting.append(_Group(whole.ranks, aim="together"))
-
     def verdict(self) -> BisectionVerdict:
         """What is known so far; final when `next_subsets` asks for nothing."""
         slow = [SlowRank(rank=rank, ratio=self._slow[rank]) for rank in sorted(self._slow)]
         together = [list(ranks) for ranks in self._together]
         sentence, next_step = self._describe(slow, together)
         return BisectionVerdict(
-            slow=slow,
-            clean=sorted(self._clean),
-            together=together,
-            rounds=self._rounds,
-            sentence=sentence,
+            slow=slow, clean=sorted(self._clean), together=together, rounds=self._rounds, sentence=sentence,
             next_step=next_step,
-        )
+        )  # fmt: skip
 
     def _describe(self, slow: Sequence[SlowRank], together: Sequence[Sequence[int]]) -> tuple[str, str]:
         if slow:
