@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,11 @@ from stepscope.bench.ops.language import CaseRequest
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.core.lazy_torch import torch
 from stepscope.formats.classify import does_no_work
+from stepscope.formats.execution_trace import read_execution_trace, sniff
+from stepscope.formats.graph import Graph, Node
+from stepscope.formats.source import read_head
+from stepscope.formats.tensors import Schema, parse_schema, parse_type
+from stepscope.formats.timeline import Timeline
 from stepscope.records import Case, TracedCallRecord, TracedCallsRecord
 from stepscope.traces.calls.arguments import write_json
 from stepscope.traces.calls.rebuild import make_call_arguments
@@ -36,12 +41,10 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-
-if TYPE_CHECKING:
-    from stepscope.formats.graph import Graph, Node
-    from stepscope.formats.tensors import Schema
-    from stepscope.formats.timeline import Timeline
-    from stepscope.traces.link import Link
+from stepscope.traces.calls.units import NO_WORK, find_units, is_recorded
+from stepscope.traces.link import Link, link
+from stepscope.traces.read import read_timeline
+from stepscope.traces.recording import is_recording, read_recording
 
 CONFIG = "trace"
 """Under which the cases run."""
@@ -80,13 +83,11 @@ class TraceFiles(NamedTuple):
 
 def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
     """A timeline, an execution trace, a recording, or a folder with one of each."""
-    from stepscope.traces.recording import is_recording, read_recording
-
     if not path.exists():
         raise UsageError(f"{path} is not there", hint="name a trace, or a folder of `stepscope trace record`",
                          where="--from-trace")  # fmt: skip
     if path.is_file():
-        return TraceFiles(None, path) if _is_graph(path) else TraceFiles(path, None)
+        return TraceFiles(None, path) if sniff(read_head(path)) else TraceFiles(path, None)
     if is_recording(path):
         ranks = {one.rank: one for one in read_recording(path).ranks}
         chosen = ranks.get(rank) if rank is not None else next(iter(ranks.values()), None)
@@ -96,8 +97,8 @@ def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
         graph = path / chosen.et.path if chosen.et else None
         return TraceFiles(path / chosen.kineto.path, graph, chosen.unprofiled_s())
     files = [one for one in sorted(path.iterdir()) if one.is_file() and ".json" in one.suffixes]
-    graphs = [one for one in files if _is_graph(one)]
-    timelines = [one for one in files if one not in graphs and _is_timeline(one)]
+    graphs = [one for one in files if sniff(read_head(one))]
+    timelines = [one for one in files if one not in graphs and b'"traceEvents"' in read_head(one)]
     if len(graphs) > 1 or len(timelines) > 1 or not graphs + timelines:
         raise UsageError(
             f"{path} holds {len(timelines)} timelines and {len(graphs)} execution traces",
@@ -107,25 +108,8 @@ def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
     return TraceFiles(next(iter(timelines), None), next(iter(graphs), None))
 
 
-def _is_graph(path: Path) -> bool:
-    from stepscope.formats.execution_trace import sniff
-    from stepscope.formats.source import read_head
-
-    return sniff(read_head(path))
-
-
-def _is_timeline(path: Path) -> bool:
-    from stepscope.formats.source import read_head
-
-    return b'"traceEvents"' in read_head(path)
-
-
 def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
     """Every different call of the trace, with its case for `device` or the reason why there is none. Loads torch."""
-    from stepscope.formats.execution_trace import read_execution_trace
-    from stepscope.traces.link import link
-    from stepscope.traces.read import read_timeline
-
     sources = [str(one) for one in (files.timeline, files.graph) if one is not None]
     if files.timeline is None:
         assert files.graph is not None
@@ -139,8 +123,6 @@ def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
 
 def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device: str) -> TracedCalls:
     """The calls that launched the work of a timeline; on a timeline without a device, those that did it."""
-    from stepscope.traces.calls.units import find_units, is_recorded
-
     units = find_units(timeline)
     if joined is None and len(units.rows) and not any(is_recorded(timeline, int(row)) for row in units.rows):
         raise BadInputError(
@@ -169,8 +151,6 @@ def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device:
 
 def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
     """The top-most operators of an execution trace, which has no times."""
-    from stepscope.traces.calls.units import NO_WORK
-
     gathered = _Gathered()
     for node in graph.topmost_operators():
         refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
@@ -182,8 +162,6 @@ def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
 
 def _numbers(node: Node) -> str:
     """Values that are not tensors: those of tensors are addresses."""
-    from stepscope.formats.tensors import parse_type
-
     kept = [
         value
         for value, kind in zip(node.inputs.values, node.inputs.types, strict=False)
@@ -250,8 +228,6 @@ class _TimelineReader:
         return group if node is None else (group, node.op_schema, *node.inputs.texts()[1:], node.tensor_range)
 
     def read(self, row: int) -> TracedCall:
-        from stepscope.traces.calls.units import is_recorded
-
         timeline, node = self._timeline, self._node(row)
         name = timeline.text("name", row) or ""
         try:
@@ -283,8 +259,6 @@ class _TimelineReader:
 
 def find_schemas(name: str) -> list[Schema]:
     """All overloads that the torch of this process has of an operator."""
-    from stepscope.formats.tensors import parse_schema
-
     found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
     return [one for one in found if one is not None]
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.core.dtypes import DTYPE_BYTES as STORED_BYTES
-
-if TYPE_CHECKING:
-    import torch
-
-    from stepscope.bench.ops.inputs import Maker
+from stepscope.core.lazy_torch import torch
 
 Value = int | float | str
 Shape = Mapping[str, Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     MATRIX_FLOATS,
@@ -18,9 +19,6 @@ from stepscope.bench.ops.operator import (
     Work,
 )
 from stepscope.core.lazy_torch import functional, torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _BACKENDS = {
     "math": "MATH",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 from stepscope.core.lazy_torch import functional, torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _KERNEL = Parameter("kernel", "elements", 3, "extent of the kernel along every spatial dimension")
 _STRIDE = Parameter("stride", "elements", 1, "step of the kernel")

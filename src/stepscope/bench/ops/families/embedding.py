@@ -11,9 +11,9 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from stepscope.bench.ops.inputs import SEED
+from stepscope.bench.ops.inputs import SEED, Maker
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     FLOATS,
@@ -28,9 +28,6 @@ from stepscope.bench.ops.operator import (
 from stepscope.bench.ops.reference import count_repeats
 from stepscope.core.errors import BadInputError
 from stepscope.core.lazy_torch import functional, torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 LARGEST_ALPHA = 10.0
 EXACT_RANKS = 1024

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
 from stepscope.bench.ops.reference import WRONG_LIBRARY, check_close, count_repeats, seeded_like, widen
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _ROWS = Parameter("rows", "rows", 100_000, "rows of the table, indices uniform over them")
 _DIM = Parameter("dim", "elements", 128, "width of a row")

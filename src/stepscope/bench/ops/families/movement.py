@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import permutations
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from stepscope.bench.ops.inputs import WHOLE_HIGH
+from stepscope.bench.ops.inputs import WHOLE_HIGH, Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Sizes, UnsupportedError, Work
 from stepscope.bench.ops.reference import WRONG_LIBRARY
 from stepscope.core.lazy_torch import torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 ORDERS = tuple("".join(order) for order in permutations("0123"))[1:]
 """All but the first, which moves nothing to another place."""

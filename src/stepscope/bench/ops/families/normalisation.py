@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from stepscope.bench.ops.families.pointwise import COLS, ROWS, RowOperator
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
 from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, check_elements, seeded_like
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 EPSILON = 1e-5
 """Added to every variance before its root."""

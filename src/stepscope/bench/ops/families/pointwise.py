@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     FLOATS,
@@ -25,9 +26,6 @@ from stepscope.bench.ops.operator import (
 from stepscope.bench.ops.reference import check_elements, seeded_like
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 ROWS = Parameter("rows", "rows", 8192, "rows")
 COLS = Parameter("cols", "elements", 1024, "elements of a row")

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 from stepscope.core.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _BATCH = Parameter("batch", "sequences", 256, "sequences in one call")
 _STEPS = Parameter("steps", "steps", 64, "length of a sequence")
