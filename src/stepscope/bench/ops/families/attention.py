@@ -95,12 +95,9 @@ class Attention(Operator):
         return int(scores * DTYPE_BYTES[dtype]) if writes else 0
 
     def sizes(self, shape: Shape) -> Sizes:
-        key = (shape["batch"], shape["kv_heads"], shape["keys"], shape["head_dim"])
-        return {
-            "query": (shape["batch"], shape["heads"], shape["queries"], shape["head_dim"]),
-            "key": key,
-            "value": key,
-        }
+        batch, width = shape["batch"], shape["head_dim"]
+        key = (batch, shape["kv_heads"], shape["keys"], width)
+        return {"query": (batch, shape["heads"], shape["queries"], width), "key": key, "value": key}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
