@@ -17,8 +17,8 @@ import msgspec
 from stepscope.bench.ops import families
 from stepscope.bench.ops.language import expand_shape, parse_condition
 from stepscope.bench.ops.operator import Operator, Value
-from stepscope.core.errors import UsageError, unknown_name
-from stepscope.core.plugins import entry_points
+from stepscope.core.errors import unknown_name
+from stepscope.core.plugins import add_plugins
 
 ENTRY_POINT_GROUP = "stepscope.ops"
 
@@ -32,15 +32,7 @@ def operators() -> dict[str, Operator]:
     modules = [import_module(f"{families.__name__}.{one.name}") for one in iter_modules(families.__path__)]
     kinds = [kind for module in modules for kind in vars(module).values() if _is_operator_of(kind, module.__name__)]
     found = {kind.name: kind() for kind in kinds}
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        kind = entry.load()
-        if kind.name in found:
-            raise UsageError(
-                f"the operator {kind.name!r} of {entry.value} is already taken",
-                hint="rename it in the package that declares it",
-                where=f"entry point {entry.name}",
-            )
-        found[kind.name] = kind()
+    add_plugins(found, ENTRY_POINT_GROUP, "operator", lambda kind: kind())
     return found
 
 

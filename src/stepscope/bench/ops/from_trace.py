@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +59,7 @@ class TracedCall(TracedCallRecord, kw_only=True):
     """Shape of the case of `call`; None where it cannot be run."""
     kernels: list[str] = msgspec.field(default_factory=list)
     """What ran on the device, by time."""
+    time_ns: int | None = None
 
 
 class TracedCalls(TracedCallsRecord, frozen=True, kw_only=True):
@@ -176,7 +176,6 @@ class _Gathered:
     def __init__(self) -> None:
         self._by_key: dict[object, TracedCall] = {}
         self._found: dict[object, TracedCall] = {}
-        self._time_ns: Counter[int] = Counter()
 
     def add(
         self, key: object, time_ns: int | None, read: Callable[[], TracedCall], refusal: str | None, kernels: list[str]
@@ -191,13 +190,11 @@ class _Gathered:
         call = self._by_key[key]
         call.count += 1
         if time_ns is not None:
-            self._time_ns[id(call)] += time_ns
+            call.time_ns = (call.time_ns or 0) + time_ns
+            call.trace_s = call.time_ns / 1e9
         call.kernels += [kernel for kernel in kernels if kernel not in call.kernels]
 
     def calls(self) -> list[TracedCall]:
-        for call in self._found.values():
-            if id(call) in self._time_ns:
-                call.trace_s = self._time_ns[id(call)] / 1e9
         return sorted(
             self._found.values(), key=lambda one: (-(one.trace_s or 0.0), -one.count, one.operator, one.inputs)
         )
@@ -216,7 +213,6 @@ class _TimelineReader:
         self._timeline = timeline
         self._joined = joined
         self._device = device
-        self._schemas: dict[str, list[Schema]] = {}
 
     def _node(self, row: int) -> Node | None:
         node = self._joined.node_for(row) if self._joined is not None else None
@@ -242,21 +238,18 @@ class _TimelineReader:
             return TracedCall(operator=name, inputs="", skip=NO_SHAPES)
         return _rebuild(name, format_inputs(inputs), lambda: self._bind(name, inputs), self._device)
 
-    def _bind(self, name: str, inputs: Sequence[Traced]) -> BoundCall:
+    @staticmethod
+    def _bind(name: str, inputs: Sequence[Traced]) -> BoundCall:
         _require_torch_operator(name)
-        return bind_inputs(choose_schema(self._find_schemas(name), inputs), inputs)
+        return bind_inputs(choose_schema(find_schemas(name), inputs), inputs)
 
     def _inputs(self, row: int) -> list[Traced]:
         texts = {name: self._timeline.text(name, row) for name in ("shapes", "types", "strides", "values")}
         lists = {name: json.loads(text) if text else None for name, text in texts.items()}
         return read_timeline_inputs(lists["shapes"] or [], lists["types"] or [], lists["strides"], lists["values"])
 
-    def _find_schemas(self, name: str) -> list[Schema]:
-        if name not in self._schemas:
-            self._schemas[name] = find_schemas(name)
-        return self._schemas[name]
 
-
+@cache
 def find_schemas(name: str) -> list[Schema]:
     """All overloads that the torch of this process has of an operator."""
     found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
