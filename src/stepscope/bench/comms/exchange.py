@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from typing import NamedTuple
 
 from stepscope.bench.comms.cases import is_in_place, make_shape, read_options
@@ -66,6 +66,8 @@ class Exchange(Part):
         if shape.root >= shape.members:
             raise UnsupportedCallError(f"root {shape.root} is not in a group of {shape.members}", where="--root")
         self.operation, self.traffic, self._shape, self._group = operation, operation.plan(shape), shape, group
+        me = group.me
+        self._inputs, self._outputs = (0, 0) if me is None else (self.traffic.inputs[me], self.traffic.outputs[me])
         self._device, self._dtype, self._form, self._tag = device, dtype, form, tag
         self._in_place = operation.in_place if in_place is None else in_place
         self._reduction = reduction
@@ -77,14 +79,6 @@ class Exchange(Part):
         self._turn: int = 0 if twin is None else 1 - twin._turn
         self.call: Call | None = None
         self._sets: list[DataSet] = []
-
-    @property
-    def _inputs(self) -> int:
-        return self.traffic.inputs[self._group.me] if self._group.me is not None else 0
-
-    @property
-    def _outputs(self) -> int:
-        return self.traffic.outputs[self._group.me] if self._group.me is not None else 0
 
     @property
     def takes_part(self) -> bool:
@@ -138,12 +132,10 @@ class Exchange(Part):
         """Input and output in place: the smaller one is this member's own piece of the larger."""
         assert self._group.me is not None
         whole = torch.empty(max(self._inputs, self._outputs), dtype=dtype, device=self._device)
-        if self.operation.name == "all_gather":
-            first = [0, *accumulate(self.traffic.inputs)][self._group.me]
-            return whole[first : first + self._inputs], whole
-        if self.operation.name == "reduce_scatter":
-            first = [0, *accumulate(self.traffic.outputs)][self._group.me]
-            return whole, whole[first : first + self._outputs]
+        name, own = self.operation.name, min(self._inputs, self._outputs)
+        piece = whole[self._group.me * own : (self._group.me + 1) * own]
+        if name in {"all_gather", "reduce_scatter"}:
+            return (piece, whole) if name == "all_gather" else (whole, piece)
         return whole, whole
 
     def bind(self) -> Bound:

@@ -157,14 +157,15 @@ class TorchGroup(BindingGroup):
     def _barrier(self, call: Call) -> Bound:
         return self._collective(self._dist.barrier)
 
-    def _message(self, message: Message) -> Any:
-        function = self._dist.isend if message.sends else self._dist.irecv
-        return self._dist.P2POp(function, message.tensor, self.ranks[message.member], self._handle, message.tag)
-
     def _messages(self, messages: Sequence[Message]) -> Bound:
         if not messages:
             return Bound(list, list)
-        batch = partial(self._dist.batch_isend_irecv, [self._message(message) for message in messages])
+        dist, handle = self._dist, self._handle
+        operations = [
+            dist.P2POp(dist.isend if sends else dist.irecv, tensor, self.ranks[member], handle, tag)
+            for sends, tensor, member, tag in messages
+        ]
+        batch = partial(dist.batch_isend_irecv, operations)
 
         def run() -> None:
             for work in batch():
