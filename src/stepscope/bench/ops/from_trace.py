@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -21,11 +21,8 @@ from stepscope.bench.ops.language import CaseRequest
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.core.lazy_torch import torch
 from stepscope.formats.classify import does_no_work
-from stepscope.formats.execution_trace import read_execution_trace, sniff
-from stepscope.formats.graph import Graph, Node
 from stepscope.formats.source import read_head
 from stepscope.formats.tensors import Schema, parse_schema, parse_type
-from stepscope.formats.timeline import Timeline
 from stepscope.records import Case, TracedCallRecord, TracedCallsRecord
 from stepscope.traces.calls.arguments import write_json
 from stepscope.traces.calls.rebuild import make_call_arguments
@@ -40,10 +37,12 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.traces.calls.units import NO_WORK, find_units, is_recorded
-from stepscope.traces.link import Link, link
-from stepscope.traces.read import read_timeline
 from stepscope.traces.recording import is_recording, read_recording
+
+if TYPE_CHECKING:
+    from stepscope.formats.graph import Graph, Node
+    from stepscope.formats.timeline import Timeline
+    from stepscope.traces.link import Link
 
 CONFIG = "trace"
 """Under which the cases run."""
@@ -83,6 +82,8 @@ class TraceFiles(NamedTuple):
 
 def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
     """A timeline, an execution trace, a recording, or a folder with one of each."""
+    from stepscope.formats.execution_trace import sniff
+
     if not path.exists():
         raise UsageError(f"{path} is not there", hint="name a trace, or a folder of `stepscope trace record`",
                          where="--from-trace")  # fmt: skip
@@ -110,6 +111,10 @@ def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
 
 def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
     """Every different call of the trace, with its case for `device` or the reason why there is none. Loads torch."""
+    from stepscope.formats.execution_trace import read_execution_trace
+    from stepscope.traces.link import link
+    from stepscope.traces.read import read_timeline
+
     sources = [str(one) for one in (files.timeline, files.graph) if one is not None]
     if files.timeline is None:
         assert files.graph is not None
@@ -123,6 +128,8 @@ def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
 
 def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device: str) -> TracedCalls:
     """The calls that launched the work of a timeline; on a timeline without a device, those that did it."""
+    from stepscope.traces.calls.units import find_units, is_recorded
+
     units = find_units(timeline)
     if joined is None and len(units.rows) and not any(is_recorded(timeline, int(row)) for row in units.rows):
         raise BadInputError(
@@ -151,6 +158,8 @@ def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device:
 
 def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
     """The top-most operators of an execution trace, which has no times."""
+    from stepscope.traces.calls.units import NO_WORK
+
     gathered = _Gathered()
     for node in graph.topmost_operators():
         refusal = NO_WORK if all(does_no_work(one.name) for one in graph.subtree(node)) else None
@@ -224,6 +233,8 @@ class _TimelineReader:
         return group if node is None else (group, node.op_schema, *node.inputs.texts()[1:], node.tensor_range)
 
     def read(self, row: int) -> TracedCall:
+        from stepscope.traces.calls.units import is_recorded
+
         timeline, node = self._timeline, self._node(row)
         name = timeline.text("name", row) or ""
         try:
