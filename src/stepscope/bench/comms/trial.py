@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,15 +67,11 @@ class Room:
         self.world, self.device, self.heartbeat, self.check = world, device, heartbeat, check
         self.traces: Traces | None = None
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
-        self._answers: dict[str, Any] = {}
 
-    def ask_everybody(self, question: str, answer: Callable[[], T]) -> list[T]:
-        """Every rank's answer, by rank, on every rank; asked once. All ranks must ask the same at the same time."""
-        if question not in self._answers:
-            everybody = self.world.gather_values(answer())
-            self._answers[question] = self.world.broadcast_value(everybody)
-        found: list[T] = self._answers[question]
-        return found
+    @cached_property
+    def hosts(self) -> list[tuple[str, str]]:
+        """Host and network interface of every rank, on every rank; asked once, by all ranks at the same time."""
+        return self.world.broadcast_value(self.world.gather_values((socket.gethostname(), find_interface())))
 
     def group(self, ranks: Sequence[int], number: int = 0) -> Group:
         """Made once: a group costs memory and connections. All ranks ask for the same groups in the same order.
@@ -94,6 +93,14 @@ class Room:
 
     def forget_groups(self) -> None:
         self._groups.clear()
+
+
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def find_interface() -> str:
+    """What the environment names; empty where the library chooses."""
+    return next((os.environ[name] for name in INTERFACES if os.environ.get(name)), "")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

@@ -247,12 +247,8 @@ class _TimelineReader:
             return _read_node(node, self._device, inputs)
         if inputs is None:
             return TracedCall(operator=name, inputs="", skip=NO_SHAPES)
-        return _rebuild(name, format_inputs(inputs), lambda: self._bind(name, inputs), self._device)
-
-    @staticmethod
-    def _bind(name: str, inputs: Sequence[Traced]) -> BoundCall:
-        _require_torch_operator(name)
-        return bind_inputs(choose_schema(find_schemas(name), inputs), inputs)
+        found = TracedCall(operator=name, inputs=format_inputs(inputs))
+        return _rebuild(found, lambda: _bind(name, None, inputs), self._device)
 
     def _inputs(self, row: int) -> list[Traced]:
         texts = {name: self._timeline.text(name, row) for name in ("shapes", "types", "strides", "values")}
@@ -268,28 +264,26 @@ def find_schemas(name: str) -> list[Schema]:
 
 
 def _read_node(node: Node, device: str, timeline_inputs: Sequence[Traced] | None = None) -> TracedCall:
-    shown = ""
+    found = TracedCall(operator=node.name, inputs="")
 
     def bind() -> BoundCall:
-        nonlocal shown
         if node.collective is not None:
             raise CannotRebuildError("it communicates: `stepscope bench comms` measures that")
         schema = node.schema
         if schema is None:
             raise CannotRebuildError("the execution trace holds no schema of it")
         inputs = read_graph_inputs(node.inputs.parsed(), timeline_inputs)
-        shown = format_inputs(inputs)
-        _require_torch_operator(schema.name)
-        return bind_inputs(schema, inputs)
+        found.inputs = format_inputs(inputs)
+        return _bind(schema.name, schema, inputs)
 
-    call = _rebuild(node.name, "", bind, device, _read_ranges(node.tensor_range))
-    call.inputs = shown
-    return call
+    return _rebuild(found, bind, device, _read_ranges(node.tensor_range))
 
 
-def _require_torch_operator(name: str) -> None:
+def _bind(name: str, schema: Schema | None, inputs: Sequence[Traced]) -> BoundCall:
+    """Without a schema, by the one that fits of those that the torch of this process has."""
     if not name.startswith(ATEN):
         raise CannotRebuildError(f"it belongs to {name.partition('::')[0]}, not to torch itself")
+    return bind_inputs(schema or choose_schema(find_schemas(name), inputs), inputs)
 
 
 def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
@@ -302,20 +296,21 @@ def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
 
 
 def _rebuild(
-    name: str,
-    shown: str,
+    found: TracedCall,
     bind: Callable[[], BoundCall],
     device: str,
     ranges: Mapping[int, tuple[int, int]] | None = None,
 ) -> TracedCall:
+    """The call with its case, or with the reason why there is none."""
     try:
         call = bind()
         args, kwargs = make_call_arguments(call, device, ranges)
         shape = make_shape(call.target, write_json(args), write_json(kwargs))
         OPERATOR.check_shape(shape)
+        found.shape, found.assumed = shape, list(call.assumed)
     except (CannotRebuildError, ValueError) as error:
-        return TracedCall(operator=name, inputs=shown, skip=str(error))
-    return TracedCall(operator=name, inputs=shown, shape=shape, assumed=list(call.assumed))
+        found.skip = str(error)
+    return found
 
 
 def _cut(text: str) -> str:

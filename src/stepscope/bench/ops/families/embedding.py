@@ -225,17 +225,15 @@ class _EmbeddingBags(Operator):
         tables, rows, batch, pooling = len(self.tables(shape)), shape["rows"], shape["batch"], shape["pooling"]
         each = batch * pooling
         if shape["indices"] == "zipf":
-            ranks = zipf_ranks(tables * each, rows, shape["alpha"], maker.generator)
-            indices = spread_ranks(ranks, rows)
+            indices = spread_ranks(zipf_ranks(tables * each, rows, shape["alpha"], maker.generator), rows)
         else:
             indices = maker.indices(rows, tables * each)
-        first_rows = torch.arange(tables, device=maker.device) * rows
-        indices += first_rows.repeat_interleave(each)
+        indices += (torch.arange(tables, device=maker.device) * rows).repeat_interleave(each)
         if shape["lengths"] == "fixed":
             return Bags(indices, torch.arange(tables * batch, device=maker.device) * pooling)
-        lengths = [length for table in range(tables) for length in drawn_lengths(batch, pooling, SEED + table)]
-        ends = maker.tensor(lengths).cumsum(0)
-        return Bags(indices, ends - maker.tensor(lengths))
+        drawn = [length for table in range(tables) for length in drawn_lengths(batch, pooling, SEED + table)]
+        lengths = maker.tensor(drawn)
+        return Bags(indices, lengths.cumsum(0) - lengths)
 
     def _read_bags(self, shape: Shape, maker: Maker) -> Bags:
         path = Path(shape["indices"].removeprefix(FILE)).expanduser()
@@ -274,12 +272,9 @@ class _EmbeddingBags(Operator):
         """The work is counted without the file, so what was declared must be what the file holds."""
         declared, bags = self.lookups(shape), self.bags(shape)
         nearest = max(1, round(real / bags))
+        allowed = WHOLE_POOLING_TOLERANCE if shape["pooling"] == nearest else POOLING_TOLERANCE
         if shape["lookups"]:
             allowed = 0.0
-        elif shape["pooling"] == nearest:
-            allowed = WHOLE_POOLING_TOLERANCE
-        else:
-            allowed = POOLING_TOLERANCE
         if abs(real - declared) > allowed * declared:
             fits = abs(real - nearest * bags) <= WHOLE_POOLING_TOLERANCE * nearest * bags
             raise BadInputError(

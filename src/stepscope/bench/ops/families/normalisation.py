@@ -175,12 +175,8 @@ class Softmax(RowOperator):
         return partial(torch.softmax, inputs["input"], 1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        def formula() -> torch.Tensor:
-            # Normal numbers: exp cannot overflow, so the maximum need not be subtracted.
-            powers = inputs["input"].exp()
-            return powers / powers.sum(1, keepdim=True)
-
-        return formula
+        # Normal numbers: exp cannot overflow, so the maximum need not be subtracted.
+        return lambda: inputs["input"].exp() / inputs["input"].exp().sum(1, keepdim=True)
 
 
 class CrossEntropy(Operator):
@@ -269,7 +265,9 @@ class Dropout(RowOperator):
         # An element that is 0 does not tell whether it was kept.
         telling = tensor.detach() != 0
         kept = (result.detach() != 0) & telling
-        self._check_share(int(kept.sum()), int(telling.sum()), shape["p"])
+        count, p = int(telling.sum()), shape["p"]
+        if abs(int(kept.sum()) - count * (1 - p)) > DROPOUT_SIGMAS * (count * p * (1 - p)) ** 0.5:
+            raise WrongResultError(f"dropout with p={p} keeps {int(kept.sum())} of {count} elements")
         scaled = {"dropout": (result.detach(), tensor.detach())}
         if direction == "backward":
             (upstream,) = seeded_like([result])
@@ -277,13 +275,8 @@ class Dropout(RowOperator):
         # Below the smallest normal number rounding is no longer relative; what is dropped is 0 exactly.
         tiny = torch.finfo(tensor.dtype).tiny
         for name, (scaled_result, source) in scaled.items():
-            expected = torch.where(kept, source.double() / (1 - shape["p"]), 0)[telling]
+            expected = torch.where(kept, source.double() / (1 - p), 0)[telling]
             allowed = RELATIVE_TOLERANCE[dtype] * expected.abs() + torch.where(expected == 0, 0.0, tiny)
-            says = f"are not what p={shape['p']} makes of them"
-            check_elements(f"{name} in {dtype}", scaled_result[telling], expected, allowed, says)
-
-    @staticmethod
-    def _check_share(kept: int, count: int, p: float) -> None:
-        allowed = DROPOUT_SIGMAS * (count * p * (1 - p)) ** 0.5
-        if abs(kept - count * (1 - p)) > allowed:
-            raise WrongResultError(f"dropout with p={p} keeps {kept} of {count} elements")
+            check_elements(
+                f"{name} in {dtype}", scaled_result[telling], expected, allowed, f"are not what p={p} makes of them"
+            )
