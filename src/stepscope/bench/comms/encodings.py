@@ -65,9 +65,9 @@ ENCODINGS = {
 }
 
 
-def find_encoding(name: str, *, where: str = "--wire") -> Encoding:
+def find_encoding(name: str) -> Encoding:
     if name not in ENCODINGS:
-        raise unknown_name("encoding", name, ENCODINGS, where=where)
+        raise unknown_name("encoding", name, ENCODINGS, where="--wire")
     return ENCODINGS[name]
 
 

@@ -206,11 +206,10 @@ def plan_incast(shape: Shape) -> Traffic:
 
 
 def plan_multicast(shape: Shape) -> Traffic:
-    elements = shape.elements
-    inputs, outputs = _by_root(shape, elements, 0), _by_root(shape, 0, elements)
-    sources = _by_root(shape, (), (Segment(shape.root, 0, elements),))
+    whole = plan_broadcast(shape)
+    outputs, sources = _by_root(shape, 0, shape.elements), _by_root(shape, (), whole.sources[0])
     # The root's link carries one copy for each of the others.
-    return Traffic(inputs, outputs, sources, elements, elements, elements * (shape.members - 1))
+    return whole._replace(outputs=outputs, sources=sources, bus=shape.elements * (shape.members - 1))
 
 
 PATTERNS = {
@@ -241,10 +240,10 @@ def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
     return tuple((to.get(member), sender.get(member)) for member in members)
 
 
-def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shape) -> Traffic:
+def plan_send_recv(shape: Shape) -> Traffic:
     """Each member sends to one and gets from one, or none. With a window, that many messages of the size follow each
     other, each with data of its own."""
-    elements = shape.elements
+    elements, partners = shape.elements, _partners(shape)
     inputs = tuple(0 if to is None else elements * shape.window for to, _ in partners)
     sources = tuple(
         () if sender is None else tuple(Segment(sender, i * elements, elements) for i in range(shape.window))
@@ -252,7 +251,7 @@ def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shap
     )
     outputs = tuple(elements * len(segments) for segments in sources)
     openers = tuple(source for source, _ in shape.pairs) or (shape.root,)
-    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=tuple(partners), openers=openers)
+    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=partners, openers=openers)
 
 
 def _root(shape: Shape) -> int:
@@ -293,7 +292,7 @@ _BUILT_IN = (
               judge=_far_end),
     Operation("barrier", "no rank leaves before the last has come", plan_barrier, synchronises=True),
     Operation("send_recv", "messages between single ranks, in a pattern",
-              lambda shape: send_messages(_partners(shape), shape), pairs=True, judge=_receiver),
+              plan_send_recv, pairs=True, judge=_receiver),
     Operation("incast", "all others send to the root at once", plan_incast, rooted=True, pairs=True, judge=_root),
     Operation("multicast", "the root sends to all others at once", plan_multicast, rooted=True, pairs=True,
               judge=_far_end),

@@ -117,7 +117,7 @@ class CaptureError(Exception):
 
 
 def time_replays(
-    calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None, replays: int = REPLAYS
+    calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None
 ) -> list[float]:
     """Seconds per call of each replay. The current stream must not be the default one: that one cannot be captured."""
     lap = list(calls)
@@ -136,7 +136,7 @@ def time_replays(
                 graph.capture_end()
     except (RuntimeError, UserWarning) as error:
         raise CaptureError(str(error).splitlines()[0]) from error
-    times = [_time_replay(graph, device, before_sample) / len(lap) for _ in range(replays + 1)]
+    times = [_time_replay(graph, device, before_sample) / len(lap) for _ in range(REPLAYS + 1)]
     graph.reset()
     return times[1:]
 

@@ -36,9 +36,9 @@ ELEMENT_FACTOR = 8
 never written hides in the norm of four thousand others."""
 
 
-def seeded_like(tensors: Sequence[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
+def seeded_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Normal numbers in each tensor's shape, dtype and place: the upstream of a backward check."""
-    generator = torch.Generator(tensors[0].device).manual_seed(seed)
+    generator = torch.Generator(tensors[0].device).manual_seed(1)
     return [torch.randn(one.shape, device=one.device, generator=generator).to(one.dtype) for one in tensors]
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.patterns.sequence import (
+    Pattern,
     PatternOptions,
     Scale,
     Step,
@@ -213,3 +214,10 @@ def build_ps(options: ServerOptions, world_size: int) -> list[Step]:
                        dtype=options.dtype, root=len(workers)),
         ]  # fmt: skip
     return steps
+
+
+PATTERNS = (
+    Pattern("ddp", "data parallel: gradient buckets of a named model, added up during backward", DdpOptions, build_ddp),
+    Pattern("fsdp", "fully sharded: parameters gathered layer by layer, gradients scattered", FsdpOptions, build_fsdp),
+    Pattern("ps", "parameter servers: workers push gradients, servers send parameters", ServerOptions, build_ps),
+)

@@ -11,6 +11,7 @@ from msgspec import Meta
 from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.patterns.data_parallel import fill_buckets
 from stepscope.bench.comms.patterns.sequence import (
+    Pattern,
     PatternOptions,
     Step,
     compute,
@@ -128,3 +129,6 @@ def _reduce_gradients(
     limit = options.bucket_mib * 2**20
     buckets = fill_buckets(weights[::-1], element_bytes=FP32_BYTES, first_bytes=limit, rest_bytes=limit)
     return reduce_buckets(f"{part}_", map(sum, buckets), world_size, before=[before], flops=options.flops)
+
+
+DLRM = Pattern("dlrm", "recommendation: embeddings exchanged, dense gradients added up", DlrmOptions, build_dlrm)

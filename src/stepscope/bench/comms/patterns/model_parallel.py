@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from stepscope.bench.comms.layouts import Layout, skewed_weights
 from stepscope.bench.comms.patterns.sequence import (
+    Pattern,
     PatternOptions,
     Pieces,
     Step,
@@ -95,7 +96,7 @@ def _build_halves(
 
 def _layout(options: TensorOptions, world_size: int) -> Layout:
     require_dtypes(options.dtype)
-    return lines_of(options.degree, world_size, where="--set degree=…")
+    return lines_of(options.degree, world_size)
 
 
 def _activation(options: TensorOptions) -> int:
@@ -272,3 +273,11 @@ def build_ep(options: ExpertOptions, world_size: int) -> list[Step]:
         steps += there_and_back(layer, forward=False, after=before)
         before = [f"dispatch_gradient.{layer}"]
     return steps
+
+
+PATTERNS = (
+    Pattern("tp", "tensor parallel: an all_reduce behind each half of a layer", TensorOptions, build_tp),
+    Pattern("sp", "sequence parallel: all_gather and reduce_scatter in its place", SequenceOptions, build_sp),
+    Pattern("pp", "pipeline: messages between stages, one forward and one backward in turn", PipelineOptions, build_pp),
+    Pattern("ep", "experts: tokens dispatched to skewed experts and combined", ExpertOptions, build_ep),
+)

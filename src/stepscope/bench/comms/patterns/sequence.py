@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,7 @@ from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.layouts import Layout
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.records import Parameter
 
 Flops = Annotated[
     float, Meta(ge=0, description="Floating-point operations of every computing step (matmuls); 0: none.")
@@ -52,13 +53,13 @@ def everybody(world_size: int) -> Layout:
     return (tuple(range(world_size)),)
 
 
-def lines_of(degree: int | None, world_size: int, *, where: str) -> Layout:
+def lines_of(degree: int | None, world_size: int) -> Layout:
     """Neighbouring ranks, `degree` to a group; None: all ranks in one."""
     if degree is not None and world_size % degree:
         raise UsageError(
             f"{world_size} ranks do not divide into groups of {degree}",
             hint="choose a degree that divides the number of ranks",
-            where=where,
+            where="--set degree=…",
         )
     width = degree or world_size
     return tuple(tuple(range(first, first + width)) for first in range(0, world_size, width))
@@ -299,3 +300,20 @@ def _overlap(steps: Sequence[Step]) -> list[Action]:
                     actions.append(Action("wait", going.pop(name)))
                     done.add(name)
     return actions + [Action("wait", step) for step in going.values()]
+
+
+class Pattern(NamedTuple):
+    name: str
+    summary: str
+    options: type[PatternOptions]
+    build: Callable[[Any, int], list[Step]]
+
+    def make_steps(self, options: PatternOptions, world_size: int) -> list[Step]:
+        steps = self.build(options, world_size)
+        require_sound(steps, world_size)
+        return order_steps(steps)
+
+    def list_values(self, options: PatternOptions | None = None) -> dict[str, Parameter]:
+        """As plain values; without options, the usual ones."""
+        values: dict[str, Any] = msgspec.to_builtins(options or self.options())
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
