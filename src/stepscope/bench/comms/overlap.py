@@ -55,42 +55,35 @@ class CpuStage(Stage):
 
     def run(self, tasks: Sequence[Task]) -> list[float]:
         now_ns = self._now_ns
-        started: list[tuple[int, list[_Ending]]] = []
+        started: list[tuple[int, list[Callable[[], int]]]] = []
         start_ns = now_ns()
         for task in tasks:
-            endings = [_Ending(work, now_ns) for work in task.start()]
+            endings = [self._watch(work) for work in task.start()]
             started.append((now_ns(), endings))
-        self.unreported |= any(not ending.tells for _, endings in started for ending in endings)
         # Without anything to wait for, a task was over when its start returned.
-        ends = [max([ending.wait() for ending in endings], default=at_ns) for at_ns, endings in started]
+        ends = [max([wait() for wait in endings], default=at_ns) for at_ns, endings in started]
         return [(end_ns - start_ns) * 1e-9 for end_ns in ends]
 
+    def _watch(self, work: Waitable) -> Callable[[], int]:
+        """Waits for it, and returns when it was over: as the library tells from its own thread, else when waiting for
+        it returned.
 
-class _Ending:
-    """When a piece of work was over: as the library tells from its own thread, else when waiting for it returned.
-
-    The latter alone would say that whatever ran beside a longer computation took as long as that.
-    """
-
-    def __init__(self, work: Waitable, now_ns: Callable[[], int]) -> None:
-        self._work, self._now_ns = work, now_ns
-        self._told_ns: int | None = None
-        self.tells = True
+        The latter alone would say that whatever ran beside a longer computation took as long as that.
+        """
+        told_ns: list[int] = []
         try:
             future = work.get_future()  # type: ignore[attr-defined]
         except (AttributeError, RuntimeError):  # messages between single ranks, and MPI, have none
-            self.tells = False
+            self.unreported = True
         else:
-            future.add_done_callback(self._note)
+            future.add_done_callback(lambda _: told_ns.append(self._now_ns()))
 
-    def _note(self, _: object) -> None:
-        self._told_ns = self._now_ns()
+        def wait() -> int:
+            work.wait()
+            # Waiting may return before the other thread has come to tell.
+            return min([self._now_ns(), *told_ns])
 
-    def wait(self) -> int:
-        self._work.wait()
-        returned_ns = self._now_ns()
-        # Waiting may return before the other thread has come to tell.
-        return returned_ns if self._told_ns is None else min(self._told_ns, returned_ns)
+        return wait
 
 
 class CudaStage(Stage):

@@ -70,7 +70,8 @@ def _build_halves(
     options: TensorOptions, layout: Layout, *, gathers: bool = False, regathers: bool = False
 ) -> list[Step]:
     """All layers forward, then backward; `gathers`: the inputs of a half lie on all ranks, and its result is to."""
-    every, elements = sorted(rank for group in layout for rank in group), _activation(options)
+    every = sorted(rank for group in layout for rank in group)
+    elements = options.batch * options.sequence * options.hidden
     operation, ending = ("reduce_scatter", "scatter") if gathers else ("all_reduce", "reduce")
     halves = [(layer, half) for layer in range(options.layers) for half in HALVES]
     steps: list[Step] = []
@@ -97,10 +98,6 @@ def _build_halves(
 def _layout(options: TensorOptions, world_size: int) -> Layout:
     require_dtypes(options.dtype)
     return lines_of(options.degree, world_size)
-
-
-def _activation(options: TensorOptions) -> int:
-    return options.batch * options.sequence * options.hidden
 
 
 FORWARD_COST, BACKWARD_COST = 1, 2
