@@ -39,6 +39,15 @@ class Asked(TypedDict, total=False):
     config: str
 
 
+def parse_shape(text: str, operator: Operator) -> dict[str, Value]:
+    """A text that stands for one shape; parameters left out take their defaults."""
+    where = f"--shape {text}"
+    shapes = expand_shape(text, operator, where=where)
+    if len(shapes) > 1:
+        raise UsageError(f"{text} stands for {len(shapes):,} shapes", hint="write a single one", where=where)
+    return shapes[0]
+
+
 def make_cases(
     *, names: Sequence[str], shapes: Sequence[str], sets: Sequence[str] = (), **asked: Unpack[Asked]
 ) -> list[Case]:
