@@ -6,7 +6,8 @@ exact in its dtype, whatever the order of its steps: a result is right or wrong,
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 from stepscope.core.lazy_torch import torch
@@ -66,15 +67,11 @@ def _input_table(recipe: Recipe, member: int) -> torch.Tensor:
 @lru_cache(maxsize=4)
 def _reduced_table(recipe: Recipe) -> torch.Tensor:
     """Float64: exact."""
-    total = _make_table(recipe, 0)
-    for member in range(1, recipe.members):
-        value = _make_table(recipe, member)
-        if recipe.reduction in {"sum", "avg"}:
-            total = total + value
-        elif recipe.reduction == "prod":
-            total = total * value
-        else:
-            total = (torch.minimum if recipe.reduction == "min" else torch.maximum)(total, value)
+    combine: dict[str | None, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "sum": torch.add, "avg": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    }  # fmt: skip
+    tables = (_make_table(recipe, member) for member in range(recipe.members))
+    total = reduce(combine[recipe.reduction], tables)
     if recipe.dtype == "bool":
         total = total.clamp(max=1)
     return total.double() / recipe.members if recipe.reduction == "avg" else total.double()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 import zipfile
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
@@ -119,9 +118,10 @@ class _EmbeddingBags(Operator):
     differentiable = ("table",)
     adds_gradients_by = "row"
 
-    @abstractmethod
-    def tables(self, shape: Shape) -> range:
-        """The tables taken from a file; without one their number alone matters."""
+    @staticmethod
+    def tables(shape: Shape) -> range:
+        """The tables taken from a file, one or the first of many; without one their number alone matters."""
+        return range(shape["tables"]) if "tables" in shape else range(shape["table"], shape["table"] + 1)
 
     def bags(self, shape: Shape) -> int:
         return len(self.tables(shape)) * int(shape["batch"])
@@ -139,8 +139,9 @@ class _EmbeddingBags(Operator):
             raise ValueError(
                 f"lengths={shape['lengths']} cannot be: with indices={FILE}PATH the file gives the lengths"
             )
-        if shape["lookups"] and not from_file:
-            raise ValueError(f"lookups={shape['lookups']} cannot be: lookups is for indices={FILE}PATH alone")
+        for name in ("lookups", "table"):
+            if shape.get(name) and not from_file:
+                raise ValueError(f"{name}={shape[name]} cannot be: {name} is for indices={FILE}PATH alone")
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         lookups, bags, dim = self.lookups(shape), self.bags(shape), shape["dim"]
@@ -300,14 +301,6 @@ class EmbeddingBag(_EmbeddingBags):
     )
     tiny = {"rows": 100, "dim": 8, "pooling": 5, "batch": 6}
 
-    def tables(self, shape: Shape) -> range:
-        return range(shape["table"], shape["table"] + 1)
-
-    def check_shape(self, shape: Shape) -> None:
-        super().check_shape(shape)
-        if shape["table"] and not shape["indices"].startswith(FILE):
-            raise ValueError(f"table={shape['table']} cannot be: table is for indices={FILE}PATH alone")
-
 
 class EmbeddingBags(_EmbeddingBags):
     name = "embedding_bags"
@@ -324,9 +317,6 @@ class EmbeddingBags(_EmbeddingBags):
         *_OPTIONS,
     )
     tiny = {"tables": 3, "rows": 40, "dim": 8, "pooling": 5, "batch": 4}
-
-    def tables(self, shape: Shape) -> range:
-        return range(shape["tables"])
 
 
 def load_lookups(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
