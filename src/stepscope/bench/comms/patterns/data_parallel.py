@@ -219,5 +219,7 @@ def build_ps(options: ServerOptions, world_size: int) -> list[Step]:
 PATTERNS = (
     Pattern("ddp", "data parallel: gradient buckets of a named model, added up during backward", DdpOptions, build_ddp),
     Pattern("fsdp", "fully sharded: parameters gathered layer by layer, gradients scattered", FsdpOptions, build_fsdp),
-    Pattern("ps", "parameter servers: workers push gradients, servers send parameters", ServerOptions, build_ps),
+)
+PARAMETER_SERVERS = Pattern(
+    "ps", "parameter servers: workers push gradients, servers send parameters", ServerOptions, build_ps
 )

@@ -15,7 +15,10 @@ from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Case
 from stepscope.records.kinds import PatternSpec
 
-PATTERNS = {pattern.name: pattern for pattern in (dlrm.DLRM, *data_parallel.PATTERNS, *model_parallel.PATTERNS)}
+PATTERNS = {
+    pattern.name: pattern
+    for pattern in (dlrm.DLRM, *data_parallel.PATTERNS, *model_parallel.PATTERNS, data_parallel.PARAMETER_SERVERS)
+}
 
 
 def find_pattern(name: str) -> Pattern:
