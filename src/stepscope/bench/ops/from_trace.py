@@ -37,7 +37,7 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
-from stepscope.traces.recording import is_recording, read_recording
+from stepscope.traces.recording.evidence import is_recording, read_recording
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node
