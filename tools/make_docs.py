@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from cli_reference import format_cli_reference  # noqa: E402
+from operator_page import format_operator_page  # noqa: E402
 from rooms_picture import draw_rooms  # noqa: E402
-from stepscope.bench.ops.catalogue import format_operator_page  # noqa: E402
 from stepscope.metrics import format_metrics_markdown  # noqa: E402
 from stepscope.metrics.sql import format_tables_markdown  # noqa: E402
 from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown  # noqa: E402

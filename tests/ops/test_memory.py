@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench.ops.build import build, memory_bytes
+from stepscope.bench.ops.build import OperatorCase, build
 from stepscope.bench.ops.catalogue import operators
 from stepscope.bench.ops.inputs import CHUNK_ELEMENTS, Arenas, Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Operator, UnsupportedError
@@ -110,7 +110,7 @@ def test_a_case_holds_what_it_is_said_to_hold(
     operator: Operator, shape: dict[str, Any], dtype: str, direction: str
 ) -> None:
     operator.check_shape(shape)
-    said = memory_bytes(operator, shape, dtype=dtype, direction=direction, check=False)
+    said = OperatorCase(operator, shape, dtype, direction).memory_bytes(check=False)
     real = held_bytes(operator, shape, dtype, direction)
     # Arenas grow by whole chunks, of which the last is not full; float8 is rounded from bfloat16.
     chunk = CHUNK_ELEMENTS * max(DTYPE_BYTES[dtype], 2 if dtype == "float8_e4m3fn" else 1)

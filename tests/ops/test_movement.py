@@ -134,14 +134,12 @@ def test_the_cpu_has_no_link_to_copy_over(kind: str) -> None:
 def test_a_copy_that_leaves_bytes_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = full_shape(MemCopy())
     inputs = MemCopy().make_inputs(shape, Maker("int8", "cpu"))
-    missed = int((inputs["source"][-3:] != 0).sum())
-    assert missed
 
     def copy_less(self: Operator, shape: Any, inputs: Any) -> Any:
         return lambda: inputs["destination"][:-3].copy_(inputs["source"][:-3])
 
     monkeypatch.setattr(MemCopy, "bind", copy_less)
-    with pytest.raises(WrongResultError, match=f"memcpy leaves {missed} of 1000 bytes wrong"):
+    with pytest.raises(WrongResultError, match="memcpy leaves 3 of 1000 bytes wrong"):
         MemCopy().check(shape, inputs, "int8", "forward")
 
 

@@ -6,7 +6,7 @@ import pytest
 from op_checks import full_shape, kinds_of, run_and_check
 
 from stepscope.bench.ops import Work
-from stepscope.bench.ops.build import memory_bytes
+from stepscope.bench.ops.build import OperatorCase
 from stepscope.bench.ops.families.optimizers import OptimizerStep
 from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import FLOATS
@@ -35,7 +35,7 @@ def test_memory_holds_parameters_gradients_and_states(algorithm: str, copies: in
     shape = full_shape(operator, algorithm=algorithm, implementation="fused")
     assert operator.footprint_bytes(shape, "float16") == 2 * copies * 210
     # The values that parameters and gradients were made of are still there.
-    held = memory_bytes(operator, shape, dtype="float16", direction="forward", check=False)
+    held = OperatorCase(operator, shape, "float16", "forward").memory_bytes(check=False)
     assert held == 2 * (copies + 2) * 210
 
 

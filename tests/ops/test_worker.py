@@ -15,6 +15,7 @@ from stepscope.bench.ops.families.gemm import Gemm
 from stepscope.bench.ops.kernels import KERNELS_FILE, read_profiled
 from stepscope.bench.ops.producer import OperatorProducer, estimate_cases
 from stepscope.bench.ops.profiling import profile_cases
+from stepscope.core import plugins
 from stepscope.core.errors import UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import QUICK, MeasureSettings
@@ -341,10 +342,10 @@ def test_operators_of_other_packages_are_found_by_entry_point(monkeypatch: pytes
         def load(self) -> type[Operator]:
             return self._kind
 
-    monkeypatch.setattr(catalogue, "entry_points", lambda group: [Entry(Other)])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry(Other)])
     catalogue.operators.cache_clear()
     assert "other_gemm" in catalogue.operators()
-    monkeypatch.setattr(catalogue, "entry_points", lambda group: [Entry(Gemm)])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry(Gemm)])
     catalogue.operators.cache_clear()
     with pytest.raises(UsageError, match="already taken"):
         catalogue.operators()

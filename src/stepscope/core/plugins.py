@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -22,6 +24,21 @@ def entry_points(group: str) -> Iterable[EntryPoint]:
     from importlib import metadata
 
     return metadata.entry_points(group=group)
+
+
+def add_plugins(
+    known: dict[str, Any], group: str, what: str, make: Callable[[Any], Any] = lambda loaded: loaded
+) -> None:
+    """Add what other packages declare in a group, by its own `name`, which must be new; `make` gets each value."""
+    for entry in entry_points(group):
+        made = make(entry.load())
+        if made.name in known:
+            raise UsageError(
+                f"the {what} {made.name!r} of {entry.value} is already taken",
+                hint="rename it in the package that declares it",
+                where=f"entry point {entry.name}",
+            )
+        known[made.name] = made
 
 
 def _may_be_declared(group: bytes) -> bool:

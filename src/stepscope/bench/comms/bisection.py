@@ -8,7 +8,7 @@ pairs instead. At least two ranks must be good: nothing else tells what is usual
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -48,32 +48,14 @@ class BisectionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     next_step: str
 
 
-class _Test(NamedTuple):
-    """One subset of the round to come."""
-
-    suspects: Subset
-    """Empty: a control, of clean ranks alone."""
-    helpers: Subset
-
-    @property
-    def subset(self) -> Subset:
-        return (*self.suspects, *self.helpers)
-
-
-class _SlowGroup(NamedTuple):
-    ranks: Subset
-    parts: list[bool | None]
-    """Whether each of its halves was slow; None: not measured yet."""
-
-
 class _Group(NamedTuple):
     """Ranks to be measured apart from other suspects."""
 
     ranks: Subset
-    part_of: tuple[_SlowGroup, int] | None = None
-    """With its place among the halves."""
     aim: Literal["split", "confirm", "together"] = "split"
     """What a slow result means: go on with the halves; the one rank is slow; or they are slow only together."""
+    half_of: tuple[Subset, list[bool]] | None = None
+    """The slow group that this is half of, and whether each half that was measured so far was slow."""
 
 
 class Bisection:
@@ -96,20 +78,14 @@ class Bisection:
         self._slow: dict[int, float] = {}
         self._together: list[Subset] = []
         self._rounds = 0
-        self._opening = _plan_opening(self._ranks)
-        self._seen: list[tuple[Subset, float]] = []
-        """Subsets of the opening with their times."""
-        self._asked: list[_Test] = []
-        self._running: list[_Group] = []
-        """What the first of the tests are about; the others are controls."""
         self._doubted = False
         """Whether the last round was repeated."""
+        self._search = self._run()
+        self._asked = next(self._search)
 
     def next_subsets(self) -> list[list[int]]:
         """Disjoint, at least two ranks each, all of one size; empty when there is nothing left to measure."""
-        if not self._asked:
-            self._asked = self._plan_round()
-        return [list(test.subset) for test in self._asked]
+        return [list(subset) for subset in self._asked]
 
     def record(self, results: Sequence[float]) -> None:
         """Seconds of each subset that was asked for, in this order; infinity for one that did not end."""
@@ -119,37 +95,35 @@ class Bisection:
             )
         if any(not seconds > 0 for seconds in results):
             raise UsageError("a time is not above zero", hint="hand over seconds, or infinity for what did not end")
-        asked, self._asked = self._asked, []
         self._rounds += 1
-        for test, seconds in zip(asked, results, strict=True):
-            size = len(test.subset)
-            self._fastest[size] = min(seconds, self._fastest.get(size, math.inf))
-        if self._is_opening:
-            self._record_opening(asked, results)
-        else:
-            self._record_groups(asked, results)
+        for subset, seconds in zip(self._asked, results, strict=True):
+            self._fastest[len(subset)] = min(seconds, self._fastest.get(len(subset), math.inf))
+        self._asked = self._search.send(results)
 
-    @property
-    def _is_opening(self) -> bool:
-        return bool(self._opening)
+    def _run(self) -> Generator[list[Subset], Sequence[float], None]:
+        """Yields the subsets of each round, and gets their times."""
+        yield from self._open()
+        while self._waiting:
+            groups, subsets = self._plan_round()
+            results = yield subsets
+            self._judge(groups, len(subsets[0]), results)
+        while True:
+            yield []
 
-    def _plan_round(self) -> list[_Test]:
-        if self._is_opening:
-            return [_Test(piece, ()) for piece in self._opening[0]]
-        return self._plan_groups()
-
-    def _record_opening(self, asked: Sequence[_Test], results: Sequence[float]) -> None:
+    def _open(self) -> Generator[list[Subset], Sequence[float], None]:
         """Goes on until a good and a slow subset were seen side by side, or the opening is over."""
         all_pairs = len(self._ranks) < _FEWEST
-        if not all_pairs:
-            self._seen = []
-        self._seen += [(test.subset, seconds) for test, seconds in zip(asked, results, strict=True)]
-        self._opening = self._opening[1:]
-        slow = [subset for subset, seconds in self._seen if self._looks_slow(subset, seconds)]
-        if self._opening and (not slow or all_pairs):
-            return
-        self._opening = []
-        self._clean = dict.fromkeys(rank for subset, _ in self._seen if subset not in slow for rank in subset)
+        seen: list[tuple[Subset, float]] = []
+        slow: list[Subset] = []
+        for subsets in _plan_opening(self._ranks):
+            found = list(zip(subsets, (yield subsets), strict=True))
+            seen = [*seen, *found] if all_pairs else found
+            slow = [
+                subset for subset, seconds in seen if _divide(seconds, self._fastest[len(subset)]) >= self._threshold
+            ]
+            if slow and not all_pairs:
+                break
+        self._clean = dict.fromkeys(rank for subset, _ in seen if subset not in slow for rank in subset)
         taken = set(self._clean)
         for subset in slow:
             suspects = tuple(rank for rank in subset if rank not in taken)
@@ -157,59 +131,58 @@ class Bisection:
                 taken |= set(suspects)
                 self._split(suspects)
             elif taken.intersection(subset) <= self._clean.keys():
-                self._waiting.append(_Group(subset, aim="together"))
+                self._waiting.append(_Group(subset, "together"))
         left = tuple(rank for rank in self._ranks if rank not in taken)
         if left:
             self._waiting.append(_Group(left))
 
-    def _looks_slow(self, subset: Subset, seconds: float) -> bool:
-        return _divide(seconds, self._fastest[len(subset)]) >= self._threshold
-
     def _split(self, suspects: Subset) -> None:
         """A slow group goes on as two halves."""
-        half = (len(suspects) + 1) // 2
-        parts = [part for part in (suspects[:half], suspects[half:]) if part]
-        whole = _SlowGroup(suspects, [None] * len(parts))
-        self._waiting += [_Group(part, (whole, number)) for number, part in enumerate(parts)]
+        half, verdicts = (len(suspects) + 1) // 2, list[bool]()
+        parts = (suspects[:half], suspects[half:])
+        self._waiting += [_Group(part, half_of=(suspects, verdicts)) for part in parts if part]
 
-    def _plan_groups(self) -> list[_Test]:
+    def _plan_round(self) -> tuple[list[_Group], list[Subset]]:
         """As many waiting groups as the clean ranks can fill up to one size, beside a control of clean ranks alone."""
-        if not self._waiting:
-            return []
         self._waiting.sort(key=lambda group: -len(group.ranks))
         size = max(2, len(self._waiting[0].ranks))
-        free = self._helpers()
-        spare = len(free) - (size - len(self._waiting[0].ranks))
-        control = size if spare >= size or size not in self._fastest else 0
-        self._running = []
-        tests: list[_Test] = []
-        for group in list(self._waiting):
-            needed = size - len(group.ranks)
-            busy = {rank for test in tests for rank in test.subset}
-            if needed > len(free) - control or busy.intersection(group.ranks):
-                continue
-            tests.append(_Test(group.ranks, tuple(free[:needed])))
-            self._running.append(group)
-            self._waiting.remove(group)
-            free = free[needed:]
-        while tests and len(free) >= size and len(tests) - len(self._running) < 2:
-            tests.append(_Test((), tuple(free[:size])))
-            free = free[size:]
-        return tests
-
-    def _helpers(self) -> list[int]:
-        """Clean ranks that nobody asks for, in another order each round: nobody has the same partner all the time."""
+        # Clean ranks that nobody asks for, in another order each round: nobody has the same partner all the time.
         wanted = {rank for group in self._waiting for rank in group.ranks}
         free = [rank for rank in self._clean if rank not in wanted]
-        start = self._rounds % len(free) if free else 0
-        return free[start:] + free[:start]
+        start = self._rounds % max(1, len(free))
+        free = free[start:] + free[:start]
+        spare = len(free) - (size - len(self._waiting[0].ranks))
+        control = size if spare >= size or size not in self._fastest else 0
+        groups: list[_Group] = []
+        subsets: list[Subset] = []
+        for group in list(self._waiting):
+            needed = size - len(group.ranks)
+            busy = {rank for subset in subsets for rank in subset}
+            if needed > len(free) - control or busy.intersection(group.ranks):
+                continue
+            subsets.append((*group.ranks, *free[:needed]))
+            groups.append(group)
+            self._waiting.remove(group)
+            free = free[needed:]
+        while subsets and len(free) >= size and len(subsets) - len(groups) < 2:
+            subsets.append(tuple(free[:size]))
+            free = free[size:]
+        return groups, subsets
 
-    def _record_groups(self, asked: Sequence[_Test], results: Sequence[float]) -> None:
-        usual = self._find_usual(asked, results)
-        if usual is None:
-            self._waiting += self._running
-            return
-        for group, seconds in zip(self._running, results, strict=False):
+    def _judge(self, groups: Sequence[_Group], size: int, results: Sequence[float]) -> None:
+        """By the fastest beside a control; without a control, by the fastest so far.
+
+        Where the control was contended, the round is repeated. A control that is slow in the next round too was not
+        contended: then everything is slower now than it was.
+        """
+        usual, controls = self._fastest[size], results[len(groups) :]
+        if controls:
+            self._doubted = min(controls) >= self._threshold * usual and not self._doubted
+            if self._doubted:
+                self._waiting += groups
+                return
+            usual = min(results)
+        for group, seconds in zip(groups, results, strict=False):
             ratio = _divide(seconds, usual)
             slow = ratio >= self._threshold
             if not slow:
@@ -221,30 +194,12 @@ class Bisection:
             elif len(group.ranks) > 1:
                 self._split(group.ranks)
             else:
-                self._waiting.append(_Group(group.ranks, aim="confirm"))
-            self._record_part(group, slow)
-
-    def _find_usual(self, asked: Sequence[_Test], results: Sequence[float]) -> float | None:
-        """The fastest beside a control; without a control, the fastest so far. None: the control was contended.
-
-        A control that is slow in the next round too was not contended: then everything is slower now than it was.
-        """
-        fastest = self._fastest[len(asked[0].subset)]
-        controls = results[len(self._running) :]
-        if not controls:
-            return fastest
-        contended = min(controls) >= self._threshold * fastest and not self._doubted
-        self._doubted = contended
-        return None if contended else min(results)
-
-    def _record_part(self, group: _Group, slow: bool) -> None:
-        """Where no half of a slow group is slow, the whole is measured once more."""
-        if group.part_of is None:
-            return
-        whole, number = group.part_of
-        whole.parts[number] = slow
-        if len(whole.ranks) > 1 and all(part is False for part in whole.parts):
-            self._waiting.append(_Group(whole.ranks, aim="together"))
+                self._waiting.append(_Group(group.ranks, "confirm"))
+            if group.half_of is not None:
+                whole, verdicts = group.half_of
+                verdicts.append(slow)
+                if len(verdicts) == 2 and not any(verdicts):  # no half is slow: the whole is measured once more
+                    self._waiting.append(_Group(whole, "together"))
 
     def verdict(self) -> BisectionVerdict:
         """What is known so far; final when `next_subsets` asks for nothing."""
@@ -252,13 +207,9 @@ class Bisection:
         together = [list(ranks) for ranks in self._together]
         sentence, next_step = self._describe(slow, together)
         return BisectionVerdict(
-            slow=slow,
-            clean=sorted(self._clean),
-            together=together,
-            rounds=self._rounds,
-            sentence=sentence,
+            slow=slow, clean=sorted(self._clean), together=together, rounds=self._rounds, sentence=sentence,
             next_step=next_step,
-        )
+        )  # fmt: skip
 
     def _describe(self, slow: Sequence[SlowRank], together: Sequence[Sequence[int]]) -> tuple[str, str]:
         if slow:

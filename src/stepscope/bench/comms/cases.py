@@ -81,7 +81,7 @@ def make_cases(
             raise UsageError(f"{operation.name} has no dtype", hint="leave --dtype out", where="--dtype")
         dtype = OBJECT_DTYPE
     points = [0] if operation.name == "barrier" else sizes
-    for size in () if operation.name == "barrier" else points:
+    for size in points if operation.name != "barrier" else ():
         require_size(size, dtype)
     kind = PointToPointSpec if operation.name == POINT_TO_POINT else CollectiveSpec
     common: dict[str, Any] = {"operation": operation.name, "dtype": dtype, "device": device, **options}
@@ -251,9 +251,13 @@ def make_sweep(
     cases: list[Case] = []
     refusals: dict[str, UsageError] = {}
     for name in names.values:
-        own_reductions, own_roots = _own_values(name, reducing, rooted)
-        has_no_dtype = name == "barrier" or (types.every and is_of_objects(name))
-        own_types = [OBJECT_DTYPE if is_of_objects(name) else types.values[0]] if has_no_dtype else types.values
+        known = operations().get(name)
+        # `all` reductions and roots of an operation that has none are its usual one.
+        own_reductions = ["sum"] if reducing.every and known and not known.reduces else reducing.values
+        own_roots = [0] if rooted.every and known and not known.rooted else rooted.values
+        own_types = types.values[:1] if name == "barrier" else types.values
+        if types.every and known and known.objects:
+            own_types = [OBJECT_DTYPE]
         for dtype, reduction, root in product(own_types, own_reductions, own_roots):
             try:
                 if pattern == ALL and name != "send_recv":
@@ -272,11 +276,6 @@ def make_sweep(
     return Sweep(cases, list(refusals))
 
 
-def is_of_objects(name: str) -> bool:
-    found = operations().get(name)
-    return found is not None and found.objects
-
-
 def _list_messages(pattern: str | None, window: int, world_size: int, common: dict[str, Any]) -> list[dict[str, Any]]:
     """`all`: one message at a time, ping-pong, and a window of messages one way and both ways, of the same pairs; where
     none are named, of each even rank and the next."""
@@ -289,16 +288,6 @@ def _list_messages(pattern: str | None, window: int, world_size: int, common: di
     many = window if window > 1 else USUAL_WINDOW
     kinds = ((None, 1), ("ping_pong", 1), (None, many), ("bidirectional", many))
     return [{"pattern": kind, "window": count, "sources": sources, "targets": targets} for kind, count in kinds]
-
-
-def _own_values(name: str, reducing: Axis, rooted: Axis) -> tuple[list[str], list[int]]:
-    """`all` reductions and roots of an operation that has none are its usual one."""
-    operation = operations().get(name)
-    reduces, has_root = (operation.reduces, operation.rooted) if operation else (True, True)
-    return (
-        ["sum"] if reducing.every and not reduces else reducing.values,
-        [0] if rooted.every and not has_root else rooted.values,
-    )
 
 
 def read_axis(given: Iterable[str], every: Iterable[Any], *, convert: Callable[[str], Any] = str) -> Axis:

@@ -6,11 +6,11 @@ exact in its dtype, whatever the order of its steps: a result is right or wrong,
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, reduce
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+from stepscope.core.lazy_torch import torch
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -42,8 +42,6 @@ class Recipe(NamedTuple):
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    import torch
-
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -69,25 +67,17 @@ def _input_table(recipe: Recipe, member: int) -> torch.Tensor:
 @lru_cache(maxsize=4)
 def _reduced_table(recipe: Recipe) -> torch.Tensor:
     """Float64: exact."""
-    import torch
-
-    total = _make_table(recipe, 0)
-    for member in range(1, recipe.members):
-        value = _make_table(recipe, member)
-        if recipe.reduction in {"sum", "avg"}:
-            total = total + value
-        elif recipe.reduction == "prod":
-            total = total * value
-        else:
-            total = (torch.minimum if recipe.reduction == "min" else torch.maximum)(total, value)
+    combine: dict[str | None, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "sum": torch.add, "avg": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    }  # fmt: skip
+    tables = (_make_table(recipe, member) for member in range(recipe.members))
+    total = reduce(combine[recipe.reduction], tables)
     if recipe.dtype == "bool":
         total = total.clamp(max=1)
     return total.double() / recipe.members if recipe.reduction == "avg" else total.double()
 
 
 def _make_table(recipe: Recipe, member: int) -> torch.Tensor:
-    import torch
-
     places = torch.arange(PERIOD)
     exact = LARGEST_EXACT[recipe.dtype]
     if recipe.reduction == "prod" and recipe.dtype != "bool":
@@ -149,8 +139,6 @@ def count_wrong(result: torch.Tensor, expected: torch.Tensor, recipe: Recipe) ->
     Only averages over more members than the dtype has whole numbers, and no power of two of them, may be off: by two
     roundings of the dtype.
     """
-    import torch
-
     wrong = 0
     for start in range(0, len(result), PIECE):
         got, wanted = result[start : start + PIECE], expected[start : start + PIECE]

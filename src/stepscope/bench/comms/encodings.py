@@ -6,13 +6,11 @@ Payload and scales of a piece travel in one row of bytes; of 4 and 2 bits severa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.bench.comms.data import DTYPE_BYTES, torch_dtype
 from stepscope.core.errors import unknown_name
-
-if TYPE_CHECKING:
-    import torch
+from stepscope.core.lazy_torch import torch
 
 BLOCK = 256
 """Values that share a scale."""
@@ -67,9 +65,9 @@ ENCODINGS = {
 }
 
 
-def find_encoding(name: str, *, where: str = "--wire") -> Encoding:
+def find_encoding(name: str) -> Encoding:
     if name not in ENCODINGS:
-        raise unknown_name("encoding", name, ENCODINGS, where=where)
+        raise unknown_name("encoding", name, ENCODINGS, where="--wire")
     return ENCODINGS[name]
 
 
@@ -79,8 +77,6 @@ def count_blocks(count: int) -> int:
 
 def bound_error(encoding: Encoding, magnitude: torch.Tensor) -> torch.Tensor:
     """How far off one quantisation may bring each of a row of values, of which at least an upper bound is known."""
-    import torch
-
     error = (encoding.relative + ROUNDING) * magnitude
     if encoding.largest is None:
         return error + encoding.absolute
@@ -94,10 +90,8 @@ class Coder:
     """Packs rows of `count` float32 values, and unpacks them. Scratch memory is taken once."""
 
     def __init__(self, encoding: Encoding, rows: int, count: int, device: str) -> None:
-        import torch
-
         self.encoding, self._rows, self._count = encoding, rows, count
-        self._blocks = count_blocks(count)
+        self._blocks, self._dtype, self._divide = count_blocks(count), torch_dtype(encoding.dtype), torch.div
         self._scratch: torch.Tensor | None = None
         if encoding.largest is not None:
             # The end of the last block stays zero, which moves no scale.
@@ -110,8 +104,6 @@ class Coder:
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor) -> None:
         """`values` (rows, count) float32 into `wire` (rows, bytes)."""
-        import torch
-
         largest = self.encoding.largest
         payload = self._payload(wire)
         if largest is None or self._scratch is None:
@@ -120,7 +112,7 @@ class Coder:
         whole = self._scratch.view(self._rows, self._blocks, BLOCK)
         self._scratch[:, : self._count].copy_(values)
         scales = self._scales(wire)
-        torch.div(whole.abs().amax(-1), largest, out=scales)
+        self._divide(whole.abs().amax(-1), largest, out=scales)
         scales.clamp_(min=SMALLEST_SCALE)
         whole.div_(scales.unsqueeze(-1))
         if self.encoding.is_whole:
@@ -132,10 +124,8 @@ class Coder:
 
     def _pack(self, numbers: torch.Tensor, payload: torch.Tensor) -> None:
         """Shifted to start at 0; the value at place i of a byte is worth 2^(bits·i)."""
-        import torch
-
         together = self.encoding.values_per_byte
-        codes = numbers.add_(self.encoding.largest or 0.0).to(torch.uint8)
+        codes = numbers.add_(self.encoding.largest or 0.0).to(payload.dtype)
         codes = codes[:, : payload.shape[1] * together]
         payload.copy_(codes[:, ::together])
         for place in range(1, together):
@@ -167,10 +157,8 @@ class Coder:
         values.copy_(self._scratch[:, : self._count])
 
     def _payload(self, wire: torch.Tensor) -> torch.Tensor:
-        width = self.encoding.used_bytes(self._count)
-        return wire[:, :width].view(torch_dtype(self.encoding.dtype))
+        return wire[:, : self.encoding.used_bytes(self._count)].view(self._dtype)
 
     def _scales(self, wire: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        return wire[:, self.encoding.payload_bytes(self._count) :].view(torch.float32)
+        assert self._scratch is not None
+        return wire[:, self.encoding.payload_bytes(self._count) :].view(self._scratch.dtype)

@@ -6,10 +6,10 @@ Collectives, patterns and overlaps are made of exchanges.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 from stepscope.bench.comms.cases import is_in_place, make_shape, read_options
 from stepscope.bench.comms.data import DTYPE_BYTES, Recipe, count_wrong, make_values, spoil, torch_dtype
@@ -19,18 +19,17 @@ from stepscope.bench.comms.trial import (
     BURST,
     FEWEST_PLACES,
     Facts,
+    Part,
     Room,
     Rotation,
     Trial,
     WaitingDevice,
     count_places,
-    idle,
+    count_wrong_of,
 )
+from stepscope.core.lazy_torch import torch
 from stepscope.records import Case, Notice, Score
 from stepscope.records.kinds import CollectiveObserved, PointToPointObserved, PointToPointSpec
-
-if TYPE_CHECKING:
-    import torch
 
 FURTHER_SEED = 0x10000
 """Added for the second set of data; seeds are below it."""
@@ -41,8 +40,8 @@ class DataSet(NamedTuple):
     expected: torch.Tensor
 
 
-class Exchange:
-    """On this rank. `open` allocates; nothing before it needs memory, nothing after it computes values again."""
+class Exchange(Part):
+    """On this rank. `make_call` allocates; nothing before it needs memory, nothing after it computes values again."""
 
     def __init__(
         self,
@@ -67,6 +66,8 @@ class Exchange:
         if shape.root >= shape.members:
             raise UnsupportedCallError(f"root {shape.root} is not in a group of {shape.members}", where="--root")
         self.operation, self.traffic, self._shape, self._group = operation, operation.plan(shape), shape, group
+        me = group.me
+        self._inputs, self._outputs = (0, 0) if me is None else (self.traffic.inputs[me], self.traffic.outputs[me])
         self._device, self._dtype, self._form, self._tag = device, dtype, form, tag
         self._in_place = operation.in_place if in_place is None else in_place
         self._reduction = reduction
@@ -80,28 +81,11 @@ class Exchange:
         self._sets: list[DataSet] = []
 
     @property
-    def _inputs(self) -> int:
-        return self.traffic.inputs[self._group.me] if self._group.me is not None else 0
-
-    @property
-    def _outputs(self) -> int:
-        return self.traffic.outputs[self._group.me] if self._group.me is not None else 0
-
-    @property
     def takes_part(self) -> bool:
         """In a collective every member does, with nothing to send or get too; messages leave some members out."""
         if self._group.me is None:
             return False
         return not self.operation.pairs or bool(self._inputs or self._outputs)
-
-    @property
-    def size_bytes(self) -> int:
-        """What the table's size counts, as it is, not as it was asked for."""
-        return self.traffic.size * DTYPE_BYTES[self._dtype]
-
-    @property
-    def bus_bytes(self) -> float:
-        return self.traffic.bus * DTYPE_BYTES[self._dtype]
 
     def needed_bytes(self) -> int:
         """Buffers, two sets of data to refill and to compare them with, and float64 while values are made."""
@@ -113,10 +97,8 @@ class Exchange:
         kept = 3 * buffers
         return kept + max(self._inputs, self._outputs) * DTYPE_BYTES["float64"] * 2
 
-    def open(self) -> Call:
-        """The call, ready to be bound. Only on a rank that takes part."""
-        import torch
-
+    def make_call(self) -> Call:
+        """Ready to be bound. Only on a rank that takes part."""
         assert self._group.me is not None
         dtype = torch_dtype(self._dtype)
         self._sets = [self._make_set(recipe) for recipe in self._recipes] if self._twin is None else self._twin._sets
@@ -140,8 +122,6 @@ class Exchange:
         return self.call
 
     def _make_set(self, recipe: Recipe) -> DataSet:
-        import torch
-
         assert self._group.me is not None
         pieces = [make_values(recipe, *segment, self._device) for segment in self.traffic.sources[self._group.me]]
         nothing = torch.empty(0, dtype=torch_dtype(self._dtype), device=self._device)
@@ -150,21 +130,17 @@ class Exchange:
 
     def _share_memory(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and output in place: the smaller one is this member's own piece of the larger."""
-        import torch
-
         assert self._group.me is not None
         whole = torch.empty(max(self._inputs, self._outputs), dtype=dtype, device=self._device)
-        if self.operation.name == "all_gather":
-            first = [0, *accumulate(self.traffic.inputs)][self._group.me]
-            return whole[first : first + self._inputs], whole
-        if self.operation.name == "reduce_scatter":
-            first = [0, *accumulate(self.traffic.outputs)][self._group.me]
-            return whole, whole[first : first + self._outputs]
+        name, own = self.operation.name, min(self._inputs, self._outputs)
+        piece = whole[self._group.me * own : (self._group.me + 1) * own]
+        if name in {"all_gather", "reduce_scatter"}:
+            return (piece, whole) if name == "all_gather" else (whole, piece)
         return whole, whole
 
     def bind(self) -> Bound:
-        """Open and bind alone."""
-        return self._group.bind([self.open()])
+        """One call alone."""
+        return self._group.bind([self.make_call()])
 
     def refresh(self) -> None:
         """Spoil the result, so that what nobody writes is found, and put other data in than last time."""
@@ -217,31 +193,22 @@ class PlacesTrial(Trial):
             self._places.append([make(call, twin) for call, twin in enumerate(self._places[-1])])
         self.active = self._places[0][0].takes_part
 
-    def needed_bytes(self) -> int:
-        return sum(exchange.needed_bytes() for place in self._places for exchange in place)
+    def parts(self) -> Iterable[Part]:
+        return chain.from_iterable(self._places)
 
     def _begin(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:
         self._rotation = Rotation(places)
         self.body = self._rotation.body
 
     def refresh(self) -> None:
-        for place in self._places:
-            for exchange in place:
-                exchange.refresh()
+        super().refresh()
         if self._rotation is not None:
             self._rotation.restart()
 
     def count_wrong(self) -> int | None:
+        """Only in the places that samples have used."""
         used = self._rotation.used if self._rotation is not None else 0
-        exchanges = [exchange for place in self._places[:used] for exchange in place]
-        counts = [count for exchange in exchanges if (count := exchange.count_wrong()) is not None]
-        return sum(counts) if counts else None
-
-    def close(self) -> None:
-        for place in self._places:
-            for exchange in place:
-                exchange.close()
-        self.body = idle
+        return count_wrong_of(chain.from_iterable(self._places[:used]))
 
 
 class CollectiveTrial(PlacesTrial):
@@ -287,15 +254,14 @@ class CollectiveTrial(PlacesTrial):
     def _bind(self, exchanges: Sequence[Exchange]) -> list[Bound]:
         together = self.options.coalesce
         firsts = range(0, len(exchanges), together)
-        return [self._chosen.mine.bind([one.open() for one in exchanges[first : first + together]]) for first in firsts]
+        calls = [exchange.make_call() for exchange in exchanges]
+        return [self._chosen.mine.bind(calls[first : first + together]) for first in firsts]
 
     def _make_start(self, bound: Bound) -> Callable[[], object]:
         started, start = self._waiting.started, bound.start
         return lambda: started.extend(start())
 
     def _capture(self, bound: Bound) -> Callable[[], object]:
-        import torch
-
         if not self.room.device.has_events:
             raise UnsupportedCallError("graphs are captured on a GPU only", hint="--mode blocking", where="--mode")
         self.refresh()

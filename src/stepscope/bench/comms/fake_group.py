@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from stepscope.bench.comms.data import make_values
-from stepscope.bench.comms.group import Bound, Call, ObjectCall, Waitable
+from stepscope.bench.comms.group import BindingGroup, Bound, Call, ObjectCall, Waitable
 from stepscope.run.control import Alone
 
 T = TypeVar("T")
@@ -33,11 +33,7 @@ class FakeWorld(Alone):
         return {"name": "fake", "version": "moves nothing: times are those of Python"}
 
 
-class FakeGroup:
-    def __init__(self, ranks: tuple[int, ...], rank: int) -> None:
-        self.ranks = ranks
-        self.me = ranks.index(rank) if rank in ranks else None
-
+class FakeGroup(BindingGroup):
     def bind(self, calls: Sequence[Call]) -> Bound:
         def run() -> None:
             for call in calls:

@@ -7,15 +7,13 @@ act together; it binds calls: what can be prepared is prepared then, and only th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stepscope.bench.comms.data import Recipe
 from stepscope.bench.comms.operations import Operation, Traffic, find_operation
 from stepscope.core.errors import StepscopeError
+from stepscope.core.lazy_torch import torch
 from stepscope.run.control import Control
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 
@@ -179,16 +177,24 @@ def before(action: Callable[[], Any], bound: Bound, composed: str | None = None)
     return Bound(run, start, composed or bound.composed)
 
 
-class Then:
-    """Waits for several, then does what is left."""
+def after(bound: Bound, action: Callable[[], object], composed: str) -> Bound:
+    """Do `action` last, each time: when what was started has been waited for."""
 
-    def __init__(self, works: Sequence[Waitable], action: Callable[[], object]) -> None:
-        self._works, self._action = works, action
+    def run() -> None:
+        bound.run()
+        action()
+
+    return Bound(run, lambda: [Then(bound.start(), action)], composed)
+
+
+class Then(NamedTuple):
+    works: Sequence[Waitable]
+    action: Callable[[], object]
 
     def wait(self) -> None:
-        for work in self._works:
+        for work in self.works:
             work.wait()
-        self._action()
+        self.action()
 
 
 class Message(NamedTuple):
@@ -203,15 +209,13 @@ class Message(NamedTuple):
 def list_messages(call: Call, me: int) -> list[Message]:
     """What this member has to send and to receive in an operation between single members, all at once."""
     name, root, size = call.operation.name, call.root, call.traffic.contribution
-    others = [member for member in range(len(call.traffic.inputs)) if member != root]
-    if name == "incast" and me == root:
-        return [Message(False, _piece(call.output, i, size), other, call.tag) for i, other in enumerate(others)]
-    if name == "incast":
-        return [Message(True, call.input, root, call.tag)]
-    if name == "multicast" and me == root:
-        return [Message(True, call.input, other, call.tag) for other in others]
-    if name == "multicast":
-        return [Message(False, call.output, root, call.tag)]
+    if name in {"incast", "multicast"}:
+        sends = (name == "multicast") == (me == root)
+        if me != root:
+            return [Message(sends, call.input if sends else call.output, root, call.tag)]
+        others = [member for member in range(len(call.traffic.inputs)) if member != root]
+        pieces = [call.input if sends else _piece(call.output, i, size) for i in range(len(others))]
+        return [Message(sends, piece, other, call.tag) for piece, other in zip(pieces, others, strict=True)]
     to, sender = call.traffic.partners[me]
     size = call.traffic.size
     window = max(len(segments) for segments in call.traffic.sources)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 from stepscope.bench.comms.data import DTYPE_BYTES, torch_dtype
+from stepscope.bench.comms.trial import Part
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.lazy_torch import torch
 from stepscope.core.units import parse_size
-
-if TYPE_CHECKING:
-    import torch
 
 COMPUTE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 INDEX_BYTES = 8
@@ -82,16 +82,14 @@ class Work(NamedTuple):
     """Every input once, every result once."""
 
 
-class Kernel(Protocol):
-    work: Work
+class Kernel(Part):
+    """Its results are compared with float64, in some rows."""
 
-    def needed_bytes(self) -> int: ...
+    work: Work
 
     def open(self, device: str) -> Callable[[], object]:
         """Allocate; what is returned runs the kernel once."""
-
-    def count_wrong(self) -> int:
-        """Against float64, in some rows of the result."""
+        raise NotImplementedError
 
 
 def make_kernel(spec: ComputeSpec) -> Kernel:
@@ -99,7 +97,7 @@ def make_kernel(spec: ComputeSpec) -> Kernel:
     return makers.get(spec.kind, Elementwise)(spec)
 
 
-class Gemm:
+class Gemm(Kernel):
     def __init__(self, spec: ComputeSpec) -> None:
         self._m, self._n, self._k = spec.get("m", "n", "k")
         self._dtype = spec.dtype
@@ -113,18 +111,13 @@ class Gemm:
         return self.work.moved_bytes + checking
 
     def open(self, device: str) -> Callable[[], object]:
-        import torch
-
         # Values as they are in training: with small whole numbers a GPU draws less power and keeps higher clocks.
         self._left = _draw((self._m, self._k), self._dtype, device, 0)
         self._right = _draw((self._k, self._n), self._dtype, device, 1)
         self._result = torch.full((self._m, self._n), float("nan"), dtype=torch_dtype(self._dtype), device=device)
-        left, right, result = self._left, self._right, self._result
-        return lambda: torch.mm(left, right, out=result)
+        return partial(torch.mm, self._left, self._right, out=self._result)
 
     def count_wrong(self) -> int:
-        import torch
-
         rows = _some(self._m)
         left, right = self._left[rows].double(), self._right.double()
         exact, reach = left @ right, left.abs() @ right.abs()
@@ -136,7 +129,7 @@ class Gemm:
         return int(wrong.sum())
 
 
-class Elementwise:
+class Elementwise(Kernel):
     """`copy`: one tensor into another; `add`: the sum of two; `scale`: one times a number. `size` is the result's."""
 
     FACTOR = 1.5
@@ -151,21 +144,17 @@ class Elementwise:
         return self.work.moved_bytes + 4 * self._size_bytes * DTYPE_BYTES["float64"] // DTYPE_BYTES[self._dtype]
 
     def open(self, device: str) -> Callable[[], object]:
-        import torch
-
         count = self._size_bytes // DTYPE_BYTES[self._dtype]
         self._sources = [_draw((count,), self._dtype, device, number) for number in range(self._inputs)]
         self._result = torch.full_like(self._sources[0], float("nan"))
         first, other, result = self._sources[0], self._sources[-1], self._result
         if self._kind == "copy":
-            return lambda: result.copy_(first)
+            return partial(result.copy_, first)
         if self._kind == "add":
-            return lambda: torch.add(first, other, out=result)
-        return lambda: torch.mul(first, self.FACTOR, out=result)
+            return partial(torch.add, first, other, out=result)
+        return partial(torch.mul, first, self.FACTOR, out=result)
 
     def count_wrong(self) -> int:
-        import torch
-
         first, other = self._sources[0].double(), self._sources[-1].double()
         exact = {"copy": first, "add": first + other, "scale": first * self.FACTOR}[self._kind]
         limit = (0.0 if self._kind == "copy" else torch.finfo(self._result.dtype).eps) * exact.abs()
@@ -173,52 +162,40 @@ class Elementwise:
 
 
 def _draw(shape: tuple[int, ...], dtype: str, device: str, number: int) -> torch.Tensor:
-    import torch
-
     source = torch.Generator(device).manual_seed(SEED + number)
     return torch.randn(shape, generator=source, device=device, dtype=torch.float32).to(torch_dtype(dtype))
 
 
 def _some(rows: int) -> torch.Tensor:
     """Rows all over the result, the first and the last among them."""
-    import torch
-
     return torch.linspace(0, rows - 1, min(rows, CHECKED_ROWS)).long()
 
 
 # Matmuls of a step
 
 
-class Matmuls(NamedTuple):
-    """`repeats` matmuls of two square matrices."""
-
-    edge: int
-    repeats: int
-
-
-def plan_matmuls(flops: float, device: str) -> Matmuls:
-    """As many operations as asked for, to within the last matmul."""
+def plan_matmuls(flops: float, device: str) -> tuple[int, int]:
+    """Edge of two square matrices, and how often they are multiplied: as many operations as asked for, to within the
+    last matmul."""
     largest = LARGEST_EDGE["cuda" if device.startswith("cuda") else "cpu"]
     edge = max(1, min(largest, round((flops / 2) ** (1 / 3))))
-    return Matmuls(edge, max(1, round(flops / (2 * edge**3))))
+    return edge, max(1, round(flops / (2 * edge**3)))
 
 
 def matmul_bytes(sizes: Iterable[float], device: str) -> int:
-    edges = {plan_matmuls(flops, device).edge for flops in sizes}
+    edges = {plan_matmuls(flops, device)[0] for flops in sizes}
     return sum(3 * edge * edge * DTYPE_BYTES["float32"] for edge in edges)
 
 
 def make_matmuls(flops: float, device: str) -> Callable[[], None]:
     """Every call does the same, into the same memory."""
-    import torch
-
     edge, repeats = plan_matmuls(flops, device)
     left, right = (torch.ones(edge, edge, device=device) for _ in range(2))
-    into = torch.empty(edge, edge, device=device)
+    multiply = partial(torch.mm, left, right, out=torch.empty(edge, edge, device=device))
 
     def work() -> None:
         for _ in range(repeats):
-            torch.mm(left, right, out=into)
+            multiply()
 
     return work
 
@@ -273,8 +250,6 @@ class Lookups(NamedTuple):
 
 def draw_rows(count: int, rows: int, zipf: float | None, seed: int) -> torch.Tensor:
     """Indices of rows. With an exponent s the i-th most wanted row is wanted as i^-s; which one that is, is random."""
-    import torch
-
     source = torch.Generator().manual_seed(seed)
     if zipf is None:
         return torch.randint(rows, (count,), generator=source)
@@ -283,7 +258,7 @@ def draw_rows(count: int, rows: int, zipf: float | None, seed: int) -> torch.Ten
     return torch.randperm(rows, generator=source)[torch.searchsorted(limits, drawn).clamp_(max=rows - 1)]
 
 
-class EmbeddingTables:
+class EmbeddingTables(Kernel):
     """The tables of one rank and the bags that are looked up in them, the same in every step."""
 
     def __init__(self, lookups: Lookups, rank: int, dtype: str = "float32") -> None:
@@ -299,8 +274,6 @@ class EmbeddingTables:
         return tables + 2 * indices + self._lookups.list_moved_bytes()[self._rank] + drawing
 
     def open(self, device: str) -> Callable[[], None]:
-        import torch
-
         rows, width = self._lookups.rows, self._lookups.width
         for number, bags in enumerate(self._bags):
             seed = (self._lookups.seed * 1_000_003 + self._rank * 1009 + number) & 0x7FFFFFFF
@@ -321,11 +294,9 @@ class EmbeddingTables:
 
     def count_wrong(self) -> int:
         """Sums that are not those of float64, in some bags of each table."""
-        import torch
-
         wrong = 0
         for number, (bags, (indices, table, starts)) in enumerate(zip(self._bags, self._parts, strict=True)):
-            for bag in torch.linspace(0, len(bags) - 1, min(len(bags), CHECKED_ROWS)).long().tolist():
+            for bag in _some(len(bags)).tolist():
                 if number >= len(self._results):
                     wrong += self._lookups.width
                     continue

@@ -13,18 +13,17 @@ from stepscope.bench.comms.group import (
     Call,
     Message,
     ObjectCall,
-    Then,
     UnsupportedCallError,
     Waitable,
+    after,
     before,
     bind_call,
     bind_together,
 )
 from stepscope.core.errors import MissingDependencyError, UsageError
+from stepscope.core.lazy_torch import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from stepscope.launch import RankContext
 
 T = TypeVar("T")
@@ -131,21 +130,10 @@ class MpiGroup(BindingGroup):
         """MPI has no average: a sum, divided."""
         if call.reduction != "avg":
             return bound
-        divide = partial(call.output.div_, len(self.ranks))
-
-        def run() -> None:
-            bound.run()
-            divide()
-
-        def start() -> list[Waitable]:
-            return [Then(bound.start(), divide)]
-
-        return Bound(run, start, "a sum, then divided")
+        return after(bound, partial(call.output.div_, len(self.ranks)), "a sum, then divided")
 
     def _buffer(self, tensor: torch.Tensor) -> list[Any]:
         """Types that MPI lacks travel as bytes."""
-        import torch
-
         kind = _TYPES.get(str(tensor.dtype))
         if kind is None:
             return [tensor.view(torch.uint8).numpy(), self._mpi.BYTE]
@@ -166,8 +154,7 @@ class MpiGroup(BindingGroup):
         at_root = self.me == call.root
         given = self._mpi.IN_PLACE if at_root and _same(call) else self._buffer(call.input)
         into = self._buffer(call.output) if at_root else None
-        operator = self._operator(call)
-        bound = self._pair("Reduce", given, into, op=operator, root=call.root)
+        bound = self._pair("Reduce", given, into, op=self._operator(call), root=call.root)
         return self._averaged(call, bound) if at_root else bound
 
     def _broadcast(self, call: Call) -> Bound:
@@ -187,20 +174,14 @@ class MpiGroup(BindingGroup):
     def _reduce_scatter(self, call: Call) -> Bound:
         if _inside(call.output, call.input):
             raise UnsupportedCallError("MPI leaves in-place results at the front, not in the rank's own piece")
-        bound = self._pair(
-            "Reduce_scatter_block", self._buffer(call.input), self._buffer(call.output), op=self._operator(call)
-        )
-        return self._averaged(call, bound)
+        given, got = self._buffer(call.input), self._buffer(call.output)
+        return self._averaged(call, self._pair("Reduce_scatter_block", given, got, op=self._operator(call)))
 
     def _reduce_scatterv(self, call: Call) -> Bound:
-        bound = self._pair(
-            "Reduce_scatter",
-            self._buffer(call.input),
-            self._buffer(call.output),
-            recvcounts=list(call.traffic.outputs),
-            op=self._operator(call),
+        given, got, counts = self._buffer(call.input), self._buffer(call.output), list(call.traffic.outputs)
+        return self._averaged(
+            call, self._pair("Reduce_scatter", given, got, recvcounts=counts, op=self._operator(call))
         )
-        return self._averaged(call, bound)
 
     def _all_to_all(self, call: Call) -> Bound:
         return self._pair("Alltoall", self._buffer(call.input), self._buffer(call.output))
@@ -222,20 +203,16 @@ class MpiGroup(BindingGroup):
     def _barrier(self, call: Call) -> Bound:
         return self._pair("Barrier")
 
-    def _start(self, message: Message) -> Callable[[], Any]:
-        buffer, tag = self._buffer(message.tensor), message.tag
-        if message.sends:
-            return partial(self._comm.Isend, buffer, dest=message.member, tag=tag)
-        return partial(self._comm.Irecv, buffer, source=message.member, tag=tag)
+    def _call(self, message: Message, *, waits: bool) -> Callable[[], Any]:
+        name, end = ("send", "dest") if message.sends else ("recv", "source")
+        function = getattr(self._comm, name.capitalize() if waits else f"I{name}")
+        return partial(function, self._buffer(message.tensor), tag=message.tag, **{end: message.member})
 
     def _bind_turn(self, message: Message) -> Bound:
-        buffer, tag = self._buffer(message.tensor), message.tag
-        if message.sends:
-            return Bound(partial(self._comm.Send, buffer, dest=message.member, tag=tag), list)
-        return Bound(partial(self._comm.Recv, buffer, source=message.member, tag=tag), list)
+        return Bound(self._call(message, waits=True), list)
 
     def _messages(self, messages: Sequence[Message]) -> Bound:
-        starts = [self._start(message) for message in messages]
+        starts = [self._call(message, waits=False) for message in messages]
 
         def start() -> list[Waitable]:
             return [_Request(begin()) for begin in starts]

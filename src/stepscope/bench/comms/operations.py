@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from stepscope.bench.comms.layouts import DEFAULT_SKEW, deal, deal_matrix, skewed_weights
 from stepscope.core.collectives import bus_factor
-from stepscope.core.errors import UsageError, unknown_name
-from stepscope.core.plugins import entry_points
+from stepscope.core.errors import unknown_name
+from stepscope.core.plugins import add_plugins
 
 ENTRY_POINT_GROUP = "stepscope.collectives"
 T = TypeVar("T")
@@ -206,11 +206,10 @@ def plan_incast(shape: Shape) -> Traffic:
 
 
 def plan_multicast(shape: Shape) -> Traffic:
-    elements = shape.elements
-    inputs, outputs = _by_root(shape, elements, 0), _by_root(shape, 0, elements)
-    sources = _by_root(shape, (), (Segment(shape.root, 0, elements),))
+    whole = plan_broadcast(shape)
+    outputs, sources = _by_root(shape, 0, shape.elements), _by_root(shape, (), whole.sources[0])
     # The root's link carries one copy for each of the others.
-    return Traffic(inputs, outputs, sources, elements, elements, elements * (shape.members - 1))
+    return whole._replace(outputs=outputs, sources=sources, bus=shape.elements * (shape.members - 1))
 
 
 PATTERNS = {
@@ -227,33 +226,24 @@ BOTH_WAYS = frozenset({"bidirectional", "ping_pong"})
 
 
 def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
-    members, pattern = shape.members, shape.pattern or USUAL_PATTERN
-    if shape.pairs:
-        to = dict(shape.pairs)
-        if pattern in BOTH_WAYS:
-            to |= {target: source for source, target in shape.pairs}
-        sender = {target: source for source, target in to.items()}
-        return tuple((to.get(member), sender.get(member)) for member in range(members))
-    if pattern == "ring":
-        return tuple(((member + 1) % members, (member - 1) % members) for member in range(members))
-    paired = members - members % 2 if pattern in {"pairwise", "bidirectional"} else 2
-    both = pattern in BOTH_WAYS
-    found: list[tuple[int | None, int | None]] = []
-    for member in range(members):
-        other = member ^ 1
-        if member >= paired:
-            found.append((None, None))
-        elif both:
-            found.append((other, other))
-        else:
-            found.append((other, None) if member % 2 == 0 else (None, other))
-    return tuple(found)
+    members, pattern = range(shape.members), shape.pattern or USUAL_PATTERN
+    pairs: Sequence[tuple[int, int]] = shape.pairs
+    if not pairs and pattern == "ring":
+        pairs = [(member, (member + 1) % len(members)) for member in members]
+    elif not pairs:
+        pairs = [(source, source + 1) for source in members[:-1:2]]
+        pairs = pairs if pattern in {"pairwise", "bidirectional"} else pairs[:1]
+    to = dict(pairs)
+    if pattern in BOTH_WAYS:
+        to |= {target: source for source, target in pairs}
+    sender = {target: source for source, target in to.items()}
+    return tuple((to.get(member), sender.get(member)) for member in members)
 
 
-def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shape) -> Traffic:
+def plan_send_recv(shape: Shape) -> Traffic:
     """Each member sends to one and gets from one, or none. With a window, that many messages of the size follow each
     other, each with data of its own."""
-    elements = shape.elements
+    elements, partners = shape.elements, _partners(shape)
     inputs = tuple(0 if to is None else elements * shape.window for to, _ in partners)
     sources = tuple(
         () if sender is None else tuple(Segment(sender, i * elements, elements) for i in range(shape.window))
@@ -261,7 +251,7 @@ def send_messages(partners: Sequence[tuple[int | None, int | None]], shape: Shap
     )
     outputs = tuple(elements * len(segments) for segments in sources)
     openers = tuple(source for source, _ in shape.pairs) or (shape.root,)
-    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=tuple(partners), openers=openers)
+    return Traffic(inputs, outputs, sources, elements, elements, elements, partners=partners, openers=openers)
 
 
 def _root(shape: Shape) -> int:
@@ -302,7 +292,7 @@ _BUILT_IN = (
               judge=_far_end),
     Operation("barrier", "no rank leaves before the last has come", plan_barrier, synchronises=True),
     Operation("send_recv", "messages between single ranks, in a pattern",
-              lambda shape: send_messages(_partners(shape), shape), pairs=True, judge=_receiver),
+              plan_send_recv, pairs=True, judge=_receiver),
     Operation("incast", "all others send to the root at once", plan_incast, rooted=True, pairs=True, judge=_root),
     Operation("multicast", "the root sends to all others at once", plan_multicast, rooted=True, pairs=True,
               judge=_far_end),
@@ -320,15 +310,7 @@ _BUILT_IN = (
 def operations() -> dict[str, Operation]:
     """Name → operation: those of this package and those that others add by entry point."""
     found = {operation.name: operation for operation in _BUILT_IN}
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        operation: Operation = entry.load()
-        if operation.name in found:
-            raise UsageError(
-                f"the collective {operation.name!r} of {entry.value} is already taken",
-                hint="rename it in the package that declares it",
-                where=f"entry point {entry.name}",
-            )
-        found[operation.name] = operation
+    add_plugins(found, ENTRY_POINT_GROUP, "collective")
     return found
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
-from stepscope.bench.comms.exchange import Exchange
-from stepscope.bench.comms.group import Group, Waitable
+from stepscope.bench.comms.group import Waitable
 from stepscope.bench.comms.kernels import parse_compute
 from stepscope.bench.comms.layouts import parse_layout
-from stepscope.bench.comms.operations import Operation, Shape, find_operation
+from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task
 from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.core.lazy_torch import torch
 from stepscope.core.units import parse_size
 from stepscope.measure import Device
 from stepscope.records import Case, Notice, Score
@@ -29,14 +29,14 @@ FIRST_HOLD_S, LONGEST_HOLD_S = 2e-3, 0.1
 HOLD_MARGIN_S, HOLD_FACTOR = 50e-6, 1.5
 
 
-class Stage(Protocol):
-    hold_s: float
+class Stage:
+    hold_s: float = 0.0
     """How long the start waits until everything is queued; the same on all ranks, or some would begin late."""
-    issue_s: float
+    issue_s: float = 0.0
     """The longest that queueing took since it was set to 0."""
-    starved: int
+    starved: int = 0
     """Segments whose start came before everything was queued; their times contain launches."""
-    unreported: bool
+    unreported: bool = False
     """Whether some work could not tell when it was over: its time ends when waiting for it returned."""
 
     def run(self, tasks: Sequence[Task]) -> list[float]:
@@ -44,79 +44,69 @@ class Stage(Protocol):
 
         A task that computes in the calling thread comes last: those before it are under way by then.
         """
+        raise NotImplementedError
 
 
-class CpuStage:
+class CpuStage(Stage):
     """What is started beside has threads of its own; the calling thread computes, then waits."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
-        self.hold_s, self.issue_s, self.starved, self.unreported = 0.0, 0.0, 0, False
 
     def run(self, tasks: Sequence[Task]) -> list[float]:
         now_ns = self._now_ns
-        started: list[tuple[int, list[_Ending]]] = []
+        started: list[tuple[int, list[Callable[[], int]]]] = []
         start_ns = now_ns()
         for task in tasks:
-            endings = [_Ending(work, now_ns) for work in task.start()]
+            endings = [self._watch(work) for work in task.start()]
             started.append((now_ns(), endings))
-        self.unreported |= any(not ending.tells for _, endings in started for ending in endings)
         # Without anything to wait for, a task was over when its start returned.
-        ends = [max([ending.wait() for ending in endings], default=at_ns) for at_ns, endings in started]
+        ends = [max([wait() for wait in endings], default=at_ns) for at_ns, endings in started]
         return [(end_ns - start_ns) * 1e-9 for end_ns in ends]
 
+    def _watch(self, work: Waitable) -> Callable[[], int]:
+        """Waits for it, and returns when it was over: as the library tells from its own thread, else when waiting for
+        it returned.
 
-class _Ending:
-    """When a piece of work was over: as the library tells from its own thread, else when waiting for it returned.
-
-    The latter alone would say that whatever ran beside a longer computation took as long as that.
-    """
-
-    def __init__(self, work: Waitable, now_ns: Callable[[], int]) -> None:
-        self._work, self._now_ns = work, now_ns
-        self._told_ns: int | None = None
-        self.tells = True
+        The latter alone would say that whatever ran beside a longer computation took as long as that.
+        """
+        told_ns: list[int] = []
         try:
             future = work.get_future()  # type: ignore[attr-defined]
         except (AttributeError, RuntimeError):  # messages between single ranks, and MPI, have none
-            self.tells = False
+            self.unreported = True
         else:
-            future.add_done_callback(self._note)
+            future.add_done_callback(lambda _: told_ns.append(self._now_ns()))
 
-    def _note(self, _: object) -> None:
-        self._told_ns = self._now_ns()
+        def wait() -> int:
+            work.wait()
+            # Waiting may return before the other thread has come to tell.
+            return min([self._now_ns(), *told_ns])
 
-    def wait(self) -> int:
-        self._work.wait()
-        returned_ns = self._now_ns()
-        # Waiting may return before the other thread has come to tell.
-        return returned_ns if self._told_ns is None else min(self._told_ns, returned_ns)
+        return wait
 
 
-class CudaStage:
+class CudaStage(Stage):
     """Each task has a stream of its own; all wait for one event, which a short spin keeps back until all is queued.
 
     So neither the launching of many kernels nor that of the collective is part of any time.
     """
 
     def __init__(self, device: Device, cuda: Any = None) -> None:
-        if cuda is None:
-            import torch
-
-            cuda = torch.cuda
-        self._device, self._cuda = device, cuda
-        self._base = cuda.current_stream()
+        self._device, self._cuda = device, cuda or torch.cuda
+        self._base = self._cuda.current_stream()
         self._lanes: list[Any] = []
-        self.hold_s, self.issue_s, self.starved, self.unreported = FIRST_HOLD_S, 0.0, 0, False
+        self.hold_s = FIRST_HOLD_S
 
     def run(self, tasks: Sequence[Task]) -> list[float]:
-        cuda, lanes = self._cuda, self._find_lanes(len(tasks))
+        cuda = self._cuda
+        self._lanes += [cuda.Stream() for _ in tasks[len(self._lanes) :]]
         begin, ends = cuda.Event(enable_timing=True), [cuda.Event(enable_timing=True) for _ in tasks]
         issue_ns = time.perf_counter_ns()
         self._device.hold(self.hold_s)
         begin.record(self._base)
         waiting = []
-        for lane, task, end in zip(lanes, tasks, ends, strict=True):
+        for lane, task, end in zip(self._lanes, tasks, ends, strict=False):
             lane.wait_event(begin)
             with cuda.stream(lane):
                 works = task.start()
@@ -132,15 +122,6 @@ class CudaStage:
             end.record(lane)  # again: only the last time counts
         self._device.synchronize()
         return [begin.elapsed_time(end) * 1e-3 for end in ends]
-
-    def _find_lanes(self, count: int) -> list[Any]:
-        while len(self._lanes) < count:
-            self._lanes.append(self._cuda.Stream())
-        return self._lanes[:count]
-
-
-def open_stage(device: Device) -> Stage:
-    return CudaStage(device) if device.has_events else CpuStage()
 
 
 def choose_hold(issue_s: float) -> float:
@@ -248,27 +229,21 @@ def _require_collective(name: str, where: str) -> str:
 # Sides of a cycle
 
 
-class Traffic(NamedTuple):
-    """What one collective moves, on its largest group."""
-
-    name: str
-    size_bytes: int
-    bus_bytes: float
-    members: int
-
-
-class Side:
+class Side(NamedTuple):
     """Something that runs alone and beside the others, each time into a place of its own: neither result is ever taken
     for the other. The places change their roles from cycle to cycle, since one may lie better in memory."""
 
-    def __init__(self, name: str, tasks: Sequence[Task], traffic: Traffic | None = None) -> None:
-        self.name, self.tasks, self.traffic = name, tasks, traffic
+    name: str
+    tasks: Sequence[Task]
+    moved: OverlapSide | None = None
+    """What a collective moves, on its largest group; None: it computes."""
+    members: int = 1
 
     def alone(self, cycle: int) -> Task:
         return self.tasks[cycle % len(self.tasks)]
 
     def beside(self, cycle: int) -> Task:
-        return self.tasks[(cycle + 1) % len(self.tasks)]
+        return self.alone(cycle + 1)
 
 
 class OverlapTrial(Trial):
@@ -286,50 +261,45 @@ class OverlapTrial(Trial):
             self._compute.repeat = self.options.repeat or 1
             # It computes in the calling thread, so it comes last: see `Stage.run`.
             self._sides.append(Side(COMPUTE, [self._compute]))
-        self._stage = open_stage(room.device)
+        self._stage: Stage = CudaStage(room.device) if room.device.has_events else CpuStage()
         self._cycles, self._rehearsed = 0, False
         names = [name for side in self._sides for name in (side.name, f"{side.name}_beside")]
         self.times_s = {name: [] for name in (*names, TOGETHER)}
         self.body = self._run_cycle
 
     def _make_side(self, number: int, beside: Beside) -> Side:
+        device, dtype, width = self.room.device, self.options.dtype, DTYPE_BYTES[self.options.dtype]
         name = COMM if not number else f"{COMM}{number + 1}"
+        places = range(PLACES * number, PLACES * (number + 1))
+        tasks: Sequence[Task]
         if beside.collective == DEVICE_COPY:
-            copies = [self._make_copy(beside, PLACES * number + place) for place in range(PLACES)]
-            size_bytes = copies[0].size_bytes
-            return Side(name, copies, Traffic(DEVICE_COPY, size_bytes, COPY_BUS_FACTOR * size_bytes, 1))
-        operation = find_operation(beside.collective)
-        group, largest, _ = self.room.choose_groups(beside.groups, number=number)
-        shape = Shape(len(largest.ranks), beside.size_bytes // DTYPE_BYTES[self.options.dtype])
-        exchanges = [
-            self._make_exchange(operation, group, shape.elements, PLACES * number + place) for place in range(PLACES)
-        ]
-        plan, width = operation.plan(shape), DTYPE_BYTES[self.options.dtype]
-        traffic = Traffic(operation.name, plan.size * width, plan.bus * width, shape.members)
-        return Side(name, [CollectiveTask(exchange) for exchange in exchanges], traffic)
+            tasks = copies = [
+                CopyTask(beside.size_bytes, dtype, device.name, threaded=not device.has_events, seed=self._seed + place)
+                for place in places
+            ]
+            size_bytes, bus_bytes, members = copies[0].size_bytes, COPY_BUS_FACTOR * copies[0].size_bytes, 1
+        else:
+            operation, elements = find_operation(beside.collective), beside.size_bytes // width
+            group, largest, _ = self.room.choose_groups(beside.groups, number=number)
+            seed = self._seed + zlib.crc32(str(group.ranks).encode())
+            tasks = [
+                CollectiveTask(
+                    operation, Shape(len(group.ranks), elements), group, device=device.name, dtype=dtype,
+                    seed=(seed + place) & 0xFFFF, tag=place,
+                )
+                for place in places
+            ]  # fmt: skip
+            members = len(largest.ranks)
+            plan = operation.plan(Shape(members, elements))
+            size_bytes, bus_bytes = plan.size * width, plan.bus * width
+        moved = OverlapSide(name=name, collective=beside.collective, size_bytes=size_bytes, bus_bytes=bus_bytes)
+        return Side(name, tasks, moved, members)
 
-    def _make_exchange(self, operation: Operation, group: Group, elements: int, copy: int) -> Exchange:
-        seed = (self._seed + zlib.crc32(str(group.ranks).encode()) + copy) & 0xFFFF
-        shape = Shape(len(group.ranks), elements)
-        return Exchange(
-            operation, shape, group, device=self.room.device.name, dtype=self.options.dtype, seed=seed, tag=copy
-        )
-
-    def _make_copy(self, beside: Beside, copy: int) -> CopyTask:
-        threaded = not self.room.device.has_events
-        return CopyTask(
-            beside.size_bytes, self.options.dtype, self.room.device.name, threaded=threaded, seed=self._seed + copy
-        )
-
-    @property
-    def _tasks(self) -> list[Task]:
+    def parts(self) -> list[Task]:
         return [task for side in self._sides for task in side.tasks]
 
-    def needed_bytes(self) -> int:
-        return sum(task.needed_bytes() for task in self._tasks)
-
     def open(self) -> None:
-        for task in self._tasks:
+        for task in self.parts():
             task.open()
 
     def _run_cycle(self) -> None:
@@ -363,7 +333,7 @@ class OverlapTrial(Trial):
         for place in range(PLACES):
             self._run_all(place)
         if self._compute is not None and self.options.repeat is None:
-            longest_s = max(self._time_alone(side.tasks[0]) for side in self._sides if side.traffic is not None)
+            longest_s = max(self._time_alone(side.tasks[0]) for side in self._sides if side.moved is not None)
             most = MOST_QUEUED_KERNELS if self.room.device.has_events else MOST_KERNELS
             for _ in range(2):  # a first guess from one kernel, a second from many
                 wanted = self._compute.repeat * longest_s / max(self._time_alone(self._compute), SHORTEST_S)
@@ -388,27 +358,15 @@ class OverlapTrial(Trial):
             times += self._stage.run([task])
         return min(times)
 
-    def refresh(self) -> None:
-        for task in self._tasks:
-            task.refresh()
-
-    def count_wrong(self) -> int | None:
-        counts = [count for task in self._tasks if (count := task.count_wrong()) is not None]
-        return sum(counts) if counts else None
-
     def facts(self) -> Facts:
-        moving = [(side.name, side.traffic) for side in self._sides if side.traffic is not None]
-        size_bytes = sum(traffic.size_bytes for _, traffic in moving)
-        bus_bytes = sum(traffic.bus_bytes for _, traffic in moving)
+        moved = [side.moved for side in self._sides if side.moved is not None]
+        size_bytes, bus_bytes = sum(one.size_bytes for one in moved), sum(one.bus_bytes for one in moved)
         compute, work = self._compute, self._compute.work if self._compute is not None else None
         observed = OverlapObserved(
             size_bytes=size_bytes,
             bus_factor=bus_bytes / size_bytes if size_bytes else 0.0,
-            members=moving[0][1].members,
-            sides=[
-                OverlapSide(name=name, collective=one.name, size_bytes=one.size_bytes, bus_bytes=one.bus_bytes)
-                for name, one in moving
-            ],
+            members=self._sides[0].members,
+            sides=moved,
             repeat=compute.repeat if compute is not None else None,
             compute_flops=work.flops if work is not None else None,
             compute_bytes=work.moved_bytes if work is not None else None,
@@ -435,7 +393,3 @@ class OverlapTrial(Trial):
     def forget(self) -> None:
         super().forget()
         self._cycles = self._stage.starved = 0
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.close()

@@ -5,8 +5,6 @@ Measured for every ordered pair these make the matrix in which a bad link shows.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable
 from functools import partial
 
@@ -23,7 +21,6 @@ SUMMARY = "messages from one rank to another"
 LARGEST_LATENCY_BYTES = 1 << 10
 """Up to this size a pair is measured by ping-pong; above it by a window of messages one way."""
 WINDOW = 8
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def make_pair_cases(
@@ -56,8 +53,7 @@ class PairTrial(PlacesTrial):
         super().__init__(room)
         assert isinstance(case.spec, PairSpec)
         self._options = spec = case.spec
-        self._hosts = room.ask_everybody("hosts", socket.gethostname)
-        self._interfaces = room.ask_everybody("interfaces", find_interface)
+        self._hosts = room.hosts
         self.synchronises = ping_pong = spec.size_bytes <= LARGEST_LATENCY_BYTES
         self.operations = 2 if ping_pong else WINDOW
         self.burst = BURST if ping_pong and not room.device.has_events else 1
@@ -78,20 +74,17 @@ class PairTrial(PlacesTrial):
             self._begin([[exchange.bind().run] for (exchange,) in self._places])
 
     def facts(self) -> Facts:
-        source, target = self._options.source, self._options.target
+        (source_host, source_nic), (target_host, target_nic) = (
+            self._hosts[rank] for rank in (self._options.source, self._options.target)
+        )
         observed = PairObserved(
             size_bytes=self._options.size_bytes,
             count=self._options.size_bytes // DTYPE_BYTES[self._options.dtype],
             bus_factor=1.0,
             members=2,
-            source_host=self._hosts[source],
-            target_host=self._hosts[target],
-            source_nic=self._interfaces[source] or None,
-            target_nic=self._interfaces[target] or None,
+            source_host=source_host,
+            target_host=target_host,
+            source_nic=source_nic or None,
+            target_nic=target_nic or None,
         )
         return Facts(score=Score(unit="GB/s", work=float(self._options.size_bytes)), observed=observed)
-
-
-def find_interface() -> str:
-    """What the environment names; empty where the library chooses."""
-    return next((os.environ[name] for name in INTERFACES if os.environ.get(name)), "")

@@ -12,15 +12,16 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from stepscope.bench.comms.cases import make_benchmark
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.fake_group import FakeWorld
-from stepscope.bench.comms.group import Group, UnsupportedCallError, World
+from stepscope.bench.comms.group import Group, UnsupportedCallError
 from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.torch_group import TorchGroup
 from stepscope.bench.comms.trial import Facts, Room, Trial
+from stepscope.core.lazy_torch import torch
 from stepscope.launch.join import open_store, require_backend
 from stepscope.launch.worker import BACKSTOP_S, Session
 from stepscope.records import Case
@@ -45,20 +46,6 @@ def make_process_group_cases(*, backend: str, world_size: int, device: str) -> l
     return [Case(benchmark=benchmark, spec=spec, world_size=world_size) for spec in specs]
 
 
-class FormingWorld(World, Protocol):
-    """Ranks without a group, which can form one as often as wanted."""
-
-    def prepare(self) -> None:
-        """Agree on where to meet; not timed."""
-
-    def rendezvous(self) -> None:
-        """Returns when all ranks have met."""
-
-    def create(self, device_id: Any | None) -> Group: ...
-
-    def destroy(self) -> None: ...
-
-
 class FakeForming(FakeWorld):
     """Nobody to meet: takes no time."""
 
@@ -72,7 +59,8 @@ class FakeForming(FakeWorld):
 
 
 class TorchForming:
-    """torch.distributed, with a store of its own for every group."""
+    """Ranks without a group, which can form one as often as wanted: torch.distributed, with a store of its own for
+    every group."""
 
     def __init__(self, session: Session, backend: str) -> None:
         import torch.distributed as dist
@@ -114,7 +102,7 @@ class TorchForming:
         return [pickle.loads(self._messages.get(f"{key}/{rank}")) for rank in range(self.size)]
 
     def send_value(self, value: int, to: int) -> None:
-        self._messages.set(f"{self._next_message(self.rank, to)}", str(value))
+        self._messages.set(self._next_message(self.rank, to), str(value))
 
     def receive_value(self, source: int) -> int:
         return int(self._messages.get(self._next_message(source, self.rank)))
@@ -146,7 +134,7 @@ class TorchForming:
         return describe_torch_library(self.backend)
 
     def prepare(self) -> None:
-        """Rank 0 opens the port, so that nobody else takes it before the ranks meet there."""
+        """Agree on where to meet; not timed. Rank 0 opens the port, so that nobody else takes it before that."""
         self._store = None  # only now: other ranks may have needed it until they were done
         if self.rank == 0 and self._listener < 0:
             dual = socket.has_dualstack_ipv6()
@@ -156,6 +144,7 @@ class TorchForming:
         self._port = self.broadcast_value(self._port)
 
     def rendezvous(self) -> None:
+        """Returns when all ranks have met."""
         given = {"master_listen_fd": self._listener} if self.rank == 0 else {}
         self._listener = -1  # the store closes it
         self._store = self._dist.TCPStore(
@@ -173,11 +162,6 @@ class TorchForming:
     def destroy(self) -> None:
         if self._dist.is_initialized():
             self._dist.destroy_process_group()
-
-
-def open_forming_world(session: Session) -> FormingWorld:
-    backend = str(session.request.backend)
-    return FakeForming(session.world_size) if backend == "fake" else TorchForming(session, backend)
 
 
 class ProcessGroupTrial(Trial):
@@ -201,11 +185,7 @@ class ProcessGroupTrial(Trial):
 
     def _form(self) -> None:
         world = self._world
-        device_id = None
-        if self._eager:
-            import torch
-
-            device_id = torch.device(self.device.name)
+        device_id = torch.device(self.device.name) if self._eager else None
         world.prepare()
         world.barrier()
         self._time("rendezvous", world.rendezvous)

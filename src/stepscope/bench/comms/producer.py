@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -22,7 +22,7 @@ from stepscope.bench.comms.operations import find_operation
 from stepscope.bench.comms.overlap import OverlapTrial
 from stepscope.bench.comms.pairs import PairTrial
 from stepscope.bench.comms.patterns.trial import PatternTrial
-from stepscope.bench.comms.process_group import ProcessGroupTrial, open_forming_world
+from stepscope.bench.comms.process_group import FakeForming, ProcessGroupTrial, TorchForming
 from stepscope.bench.comms.torch_group import TorchWorld
 from stepscope.bench.comms.trial import Facts, Room, Steps, Traces, Trial
 from stepscope.bench.comms.wire import WireTrial
@@ -91,13 +91,11 @@ def read_request(session: Session) -> CommunicationRequest:
 def open_world(session: Session) -> World:
     """As the backend asked for needs it."""
     request = read_request(session)
-    if request.init_only:
-        return open_forming_world(session)
     if request.backend == "fake":
-        return FakeWorld(session.world_size)
-    if request.backend == "mpi":
+        return (FakeForming if request.init_only else FakeWorld)(session.world_size)
+    if request.backend == "mpi" and not request.init_only:
         return MpiWorld(session.context)
-    return TorchWorld(session, request.backend)
+    return (TorchForming if request.init_only else TorchWorld)(session, request.backend)
 
 
 class CommunicationProducer(Producer):
@@ -257,33 +255,24 @@ class CommunicationProducer(Producer):
         return place
 
     def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
-        folded = fold_facts(case, [(one.rank, one.extra.facts) for one in ranks], self.library())
-        assert folded.observed is not None
-        folded.observed |= ExchangeObserved(clock_error_s=clock_error_s)
-        return folded
-
-
-def fold_facts(case: Case, ranks: Sequence[tuple[int, RankFacts]], library: Mapping[str, str]) -> Folded:
-    """The first rank's facts, with what only others know, and what the checks of all ranks found."""
-    facts = _merge_facts([one.facts for _, one in ranks if one.facts is not None])
-    wrong, checked = sum(one.wrong for _, one in ranks), max(one.checked for _, one in ranks)
-    failure = None
-    if wrong:
-        numbers = [str(rank) for rank, found in ranks if found.wrong]
-        where = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-        failure = Failure(
-            kind="wrong_result",
-            message=f"{wrong} elements are not what {case.benchmark.model} must give, on {where}",
-            hint="the communication library or the network corrupts data: repeat with another backend",
+        """The first rank's facts, with what only others know, and what the checks of all ranks found."""
+        found: list[RankFacts] = [one.extra.facts for one in ranks]
+        facts = _merge_facts([one.facts for one in found if one.facts is not None])
+        wrong, checked = sum(one.wrong for one in found), max(one.checked for one in found)
+        failure = None
+        if wrong:
+            numbers = [str(one.rank) for one in ranks if one.extra.facts.wrong]
+            where = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+            failure = Failure(
+                kind="wrong_result",
+                message=f"{wrong} elements are not what {case.benchmark.model} must give, on {where}",
+                hint="the communication library or the network corrupts data: repeat with another backend",
+            )
+        name = " ".join(self.library().get(part, "") for part in ("name", "version")).strip()
+        exchange = ExchangeObserved(
+            wrong=wrong if checked else None, checked=checked or None, library=name or None, clock_error_s=clock_error_s
         )
-    name = " ".join(library.get(part, "") for part in ("name", "version")).strip()
-    return Folded(
-        score=facts.score,
-        observed=facts.observed
-        | ExchangeObserved(wrong=wrong if checked else None, checked=checked or None, library=name or None),
-        notices=facts.notices,
-        failure=failure,
-    )
+        return Folded(score=facts.score, observed=facts.observed | exchange, notices=facts.notices, failure=failure)
 
 
 def _merge_facts(everybody: Sequence[Facts]) -> Facts:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
 
 from stepscope.bench.comms.data import DTYPE_BYTES, Recipe, count_wrong, make_values, spoil
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Waitable
 from stepscope.bench.comms.kernels import ComputeSpec, Work, make_kernel
+from stepscope.bench.comms.trial import Part
+from stepscope.core.lazy_torch import torch
 
-if TYPE_CHECKING:
-    import torch
 
-
-class Task(Protocol):
-    def needed_bytes(self) -> int:
-        """Memory of this rank, before anything is allocated."""
-
+class Task(Part):
     def open(self) -> None:
         """Allocate; raises UnsupportedCallError."""
 
@@ -27,17 +22,10 @@ class Task(Protocol):
 
         On a device with a queue all of it goes into the current stream.
         """
-
-    def refresh(self) -> None:
-        """Fresh inputs, spoiled results; never timed."""
-
-    def count_wrong(self) -> int | None:
-        """Wrong elements that the last start left; None where nothing can be checked."""
-
-    def close(self) -> None: ...
+        raise NotImplementedError
 
 
-class ComputeTask:
+class ComputeTask(Task):
     """A kernel, `repeat` times in a row, in the calling thread or the current stream. It is checked once."""
 
     def __init__(self, spec: ComputeSpec, device: str) -> None:
@@ -63,9 +51,6 @@ class ComputeTask:
             run()
         return ()
 
-    def refresh(self) -> None:
-        return
-
     def count_wrong(self) -> int | None:
         if self._checked:
             return None
@@ -76,33 +61,21 @@ class ComputeTask:
         self._run, self._kernel = None, make_kernel(self.spec)
 
 
-class CollectiveTask:
-    """An operation between ranks, started without waiting."""
+class CollectiveTask(Exchange, Task):
+    """An operation between ranks, started without waiting. A rank that has no part in it has nothing to start."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._start: Callable[[], Sequence[Waitable]] = tuple
-
-    def needed_bytes(self) -> int:
-        return self._exchange.needed_bytes()
+    _start: Callable[[], Sequence[Waitable]] = staticmethod(tuple)
 
     def open(self) -> None:
-        """A rank that has no part in the operation has nothing to start."""
-        if self._exchange.takes_part:
-            self._start = self._exchange.bind().start
+        if self.takes_part:
+            self._start = self.bind().start
 
     def start(self) -> Sequence[Waitable]:
         return self._start()
 
-    def refresh(self) -> None:
-        self._exchange.refresh()
-
-    def count_wrong(self) -> int | None:
-        return self._exchange.count_wrong()
-
     def close(self) -> None:
         self._start = tuple
-        self._exchange.close()
+        super().close()
 
 
 class ThreadWork:
@@ -110,15 +83,13 @@ class ThreadWork:
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
-
-    def wait(self) -> None:
-        self._future.result()
+        self.wait = future.result
 
     def get_future(self) -> Future[None]:
         return self._future
 
 
-class CopyTask:
+class CopyTask(Task):
     """A copy within one device's memory: on a GPU in the current stream, on a CPU in a thread of its own."""
 
     def __init__(self, size_bytes: int, dtype: str, device: str, *, threaded: bool, seed: int = 0) -> None:
@@ -126,22 +97,20 @@ class CopyTask:
         self.size_bytes = self._elements * DTYPE_BYTES[dtype]
         self._recipe = Recipe(dtype, 1, None, seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy") if threaded else None
-        self._source: torch.Tensor | None = None
-        self._result: torch.Tensor | None = None
+        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Source and result."""
 
     def needed_bytes(self) -> int:
         return 2 * self.size_bytes + 2 * self._elements * DTYPE_BYTES["float64"]
 
     def open(self) -> None:
-        import torch
-
-        self._source = make_values(self._recipe, 0, 0, self._elements, self._device)
-        self._result = torch.empty_like(self._source)
+        source = make_values(self._recipe, 0, 0, self._elements, self._device)
+        self._tensors = source, torch.empty_like(source)
 
     def _copy(self) -> None:
-        assert self._source is not None
-        assert self._result is not None
-        self._result.copy_(self._source)
+        assert self._tensors is not None
+        source, result = self._tensors
+        result.copy_(source)
 
     def start(self) -> Sequence[Waitable]:
         if self._thread is not None:
@@ -150,15 +119,16 @@ class CopyTask:
         return ()
 
     def refresh(self) -> None:
-        if self._result is not None:
-            spoil(self._result, self._dtype)
+        if self._tensors is not None:
+            spoil(self._tensors[1], self._dtype)
 
     def count_wrong(self) -> int | None:
-        if self._source is None or self._result is None:
+        if self._tensors is None:
             return None
-        return count_wrong(self._result, self._source, self._recipe)
+        source, result = self._tensors
+        return count_wrong(result, source, self._recipe)
 
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown()
-        self._source = self._result = None
+        self._tensors = None

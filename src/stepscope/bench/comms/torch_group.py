@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stepscope.bench.comms.group import (
     BindingGroup,
@@ -13,19 +13,16 @@ from stepscope.bench.comms.group import (
     Call,
     Message,
     ObjectCall,
-    Then,
     Waitable,
+    after,
     before,
     bind_call,
     bind_in_turn,
     bind_together,
 )
+from stepscope.core.lazy_torch import torch
 from stepscope.run.control import TorchControl
 from stepscope.system.collect import describe_torch_library
-
-if TYPE_CHECKING:
-    import torch
-
 
 T = TypeVar("T")
 _REDUCE_OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
@@ -135,16 +132,7 @@ class TorchGroup(BindingGroup):
             for member, piece in enumerate(pieces)
             if len(piece)
         ]
-
-        def run() -> None:
-            for part in parts:
-                part.run()
-            call.output.copy_(mine)
-
-        def start() -> list[Waitable]:
-            return [Then([work for part in parts for work in part.start()], partial(call.output.copy_, mine))]
-
-        return Bound(run, start, f"{len(parts)} reduces")
+        return after(bind_in_turn(parts), partial(call.output.copy_, mine), f"{len(parts)} reduces")
 
     def _all_to_all(self, call: Call) -> Bound:
         assert self.me is not None
@@ -169,14 +157,15 @@ class TorchGroup(BindingGroup):
     def _barrier(self, call: Call) -> Bound:
         return self._collective(self._dist.barrier)
 
-    def _message(self, message: Message) -> Any:
-        function = self._dist.isend if message.sends else self._dist.irecv
-        return self._dist.P2POp(function, message.tensor, self.ranks[message.member], self._handle, message.tag)
-
     def _messages(self, messages: Sequence[Message]) -> Bound:
         if not messages:
-            return Bound(_do_nothing, list)
-        batch = partial(self._dist.batch_isend_irecv, [self._message(message) for message in messages])
+            return Bound(list, list)
+        dist, handle = self._dist, self._handle
+        operations = [
+            dist.P2POp(dist.isend if sends else dist.irecv, tensor, self.ranks[member], handle, tag)
+            for sends, tensor, member, tag in messages
+        ]
+        batch = partial(dist.batch_isend_irecv, operations)
 
         def run() -> None:
             for work in batch():
@@ -185,26 +174,20 @@ class TorchGroup(BindingGroup):
         return Bound(run, batch)
 
     def exchange_objects(self, call: ObjectCall) -> list[Any]:
-        size, root, dist, group = len(self.ranks), self.ranks[call.root], self._dist, self._handle
-        is_root = self.me == call.root
+        root, dist, group, is_root = self.ranks[call.root], self._dist, self._handle, self.me == call.root
+        everybody: list[Any] = [None] * len(self.ranks)
         if call.name == "all_gather_object":
-            everybody: list[Any] = [None] * size
             dist.all_gather_object(everybody, call.given[0], group=group)
             return everybody
         if call.name == "gather_object":
-            gathered: list[Any] | None = [None] * size if is_root else None
-            dist.gather_object(call.given[0], gathered, dst=root, group=group)
-            return gathered or []
-        received: list[Any] = list(call.given) if is_root and call.name == "broadcast_object_list" else [None]
+            dist.gather_object(call.given[0], everybody if is_root else None, dst=root, group=group)
+            return everybody if is_root else []
+        received = list(call.given) if is_root and call.name == "broadcast_object_list" else [None]
         if call.name == "broadcast_object_list":
             dist.broadcast_object_list(received, src=root, group=group)
         else:
             dist.scatter_object_list(received, list(call.given) if is_root else None, src=root, group=group)
         return received
-
-
-def _do_nothing() -> None:
-    return
 
 
 def _cut(tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:

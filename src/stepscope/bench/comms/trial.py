@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,15 +67,11 @@ class Room:
         self.world, self.device, self.heartbeat, self.check = world, device, heartbeat, check
         self.traces: Traces | None = None
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
-        self._answers: dict[str, Any] = {}
 
-    def ask_everybody(self, question: str, answer: Callable[[], T]) -> list[T]:
-        """Every rank's answer, by rank, on every rank; asked once. All ranks must ask the same at the same time."""
-        if question not in self._answers:
-            everybody = self.world.gather_values(answer())
-            self._answers[question] = self.world.broadcast_value(everybody)
-        found: list[T] = self._answers[question]
-        return found
+    @cached_property
+    def hosts(self) -> list[tuple[str, str]]:
+        """Host and network interface of every rank, on every rank; asked once, by all ranks at the same time."""
+        return self.world.broadcast_value(self.world.gather_values((socket.gethostname(), find_interface())))
 
     def group(self, ranks: Sequence[int], number: int = 0) -> Group:
         """Made once: a group costs memory and connections. All ranks ask for the same groups in the same order.
@@ -96,6 +95,14 @@ class Room:
         self._groups.clear()
 
 
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def find_interface() -> str:
+    """What the environment names; empty where the library chooses."""
+    return next((os.environ[name] for name in INTERFACES if os.environ.get(name)), "")
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank knows of a case without measuring it; rank 0's go into the result."""
 
@@ -106,6 +113,24 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def idle() -> None:
     """The body of a rank that only keeps step."""
+
+
+class Part:
+    """One of the things that a case moves or computes on this rank; what is said here is usual."""
+
+    def needed_bytes(self) -> int:
+        """Memory of this rank, before anything is allocated."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Outside the timed region: fresh inputs, spoiled results."""
+
+    def count_wrong(self) -> int | None:
+        """Wrong elements that the last call left; None where nothing can be checked."""
+        return None
+
+    def close(self) -> None:
+        """Give the memory back."""
 
 
 class Trial:
@@ -134,20 +159,26 @@ class Trial:
         self.times_s: dict[str, list[float]] = {name: [] for name in parts}
         """Times of parts by name, one value for each call of `body` since `forget`."""
 
+    def parts(self) -> Iterable[Part]:
+        """What it is made of: memory is that of all, all are refreshed, and all are checked."""
+        return ()
+
     def needed_bytes(self) -> int:
         """Memory of this rank, before anything is allocated."""
-        return 0
+        return sum(part.needed_bytes() for part in self.parts())
 
     def open(self) -> None:
         """Allocate and bind; raises UnsupportedCallError."""
 
     def refresh(self) -> None:
         """Outside the timed region: fresh inputs, spoiled outputs, in all places."""
+        for part in self.parts():
+            part.refresh()
 
     def count_wrong(self) -> int | None:
         """Wrong elements that the samples since `refresh` left, each in its own place; None where nothing can be
         checked."""
-        return None
+        return count_wrong_of(self.parts())
 
     def facts(self) -> Facts:
         raise NotImplementedError
@@ -169,7 +200,15 @@ class Trial:
             values.clear()
 
     def close(self) -> None:
-        return
+        for part in self.parts():
+            part.close()
+        self.body = idle
+
+
+def count_wrong_of(parts: Iterable[Part]) -> int | None:
+    """Wrong elements of all; None where none could be checked."""
+    counts = [count for part in parts if (count := part.count_wrong()) is not None]
+    return sum(counts) if counts else None
 
 
 class Rotation:
@@ -201,6 +240,8 @@ class WaitingDevice:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.name, self.has_events = device.name, device.has_events
+        self.elapsed_s, self.hold, self.has_reached = device.elapsed_s, device.hold, device.has_reached
+        self.allocations = device.allocations
         self.started: list[Waitable] = []
 
     def synchronize(self) -> None:
@@ -217,18 +258,6 @@ class WaitingDevice:
         for work in self.started:
             work.wait()
         self.started.clear()
-
-    def elapsed_s(self, start: Any, stop: Any) -> float:
-        return self._device.elapsed_s(start, stop)
-
-    def hold(self, seconds: float) -> None:
-        self._device.hold(seconds)
-
-    def has_reached(self, mark: Any) -> bool:
-        return self._device.has_reached(mark)
-
-    def allocations(self) -> int:
-        return self._device.allocations()
 
 
 class Stopwatch:

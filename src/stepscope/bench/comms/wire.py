@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from stepscope.bench.comms.cases import read_options, require_wire_sense
 from stepscope.bench.comms.data import PERIOD, tile
@@ -20,12 +22,10 @@ from stepscope.bench.comms.exchange import make_seed, note_rounding
 from stepscope.bench.comms.group import Call, UnsupportedCallError
 from stepscope.bench.comms.operations import Shape, find_operation
 from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import Device
 from stepscope.records import Case, Score
 from stepscope.records.kinds import CollectiveObserved
-
-if TYPE_CHECKING:
-    import torch
 
 QUANTISE, EXCHANGE, DEQUANTISE = "quantise", "exchange", "dequantise"
 FLOAT_BYTES = 4
@@ -43,8 +43,6 @@ def make_normals(seed: int, member: int, start: int, count: int, device: str = "
 
 @lru_cache(maxsize=64)
 def _normal_table(seed: int, member: int) -> torch.Tensor:
-    import torch
-
     source = torch.Generator().manual_seed(seed * 1_000_003 + member)
     return torch.randn(PERIOD, generator=source)
 
@@ -106,26 +104,16 @@ class WireTrial(Trial):
         self.judge = chosen.largest.ranks[self.options.root]
         self.active = self._group.me is not None
         self._members = len(self._group.ranks)
+        self._chunk = self._chunk_of(self._members)
+        self._receives = not self.operation.rooted or self._group.me == self.options.root
+        """Whether this rank ends with a result."""
         self._seed = make_seed(case, self._group)
         self._laps = Laps(room.device, self.times_s)
         self._errors: dict[str, float] = {}
         self._data: Data | None = None
 
-    @property
-    def _adds(self) -> bool:
-        return self.operation.reduces
-
-    @property
-    def _receives(self) -> bool:
-        """Whether this rank ends with a result."""
-        return not self.operation.rooted or self._group.me == self.options.root
-
-    @property
-    def _chunk(self) -> int:
-        """Values of one piece."""
-        return self._chunk_of(self._members)
-
     def _chunk_of(self, members: int) -> int:
+        """Values of one piece."""
         return max(1, self.options.size_bytes // FLOAT_BYTES // members)
 
     def needed_bytes(self) -> int:
@@ -139,8 +127,6 @@ class WireTrial(Trial):
     def open(self) -> None:
         if not self.active:
             return
-        import torch
-
         device, rows, count = self.device.name, self._members, self._chunk
         assert self._group.me is not None
         given = make_normals(self._seed, self._group.me, 0, rows * count, device).view(rows, count)
@@ -148,8 +134,6 @@ class WireTrial(Trial):
         self.body = self._make_body(self._data)
 
     def _make_rows(self, rows: int) -> torch.Tensor:
-        import torch
-
         return torch.zeros(rows, self.encoding.wire_bytes(self._chunk), dtype=torch.uint8, device=self.device.name)
 
     def _bind(self, name: str, given: torch.Tensor, got: torch.Tensor) -> Callable[[], object]:
@@ -161,15 +145,13 @@ class WireTrial(Trial):
 
     def _make_body(self, data: Data) -> Callable[[], None]:
         """Each action counts as the part it stands with. Scratch memory is taken here, and once."""
-        import torch
-
         device, rows, count, encoding = self.device.name, self._members, self._chunk, self.encoding
         sent, received, coder = self._make_rows(rows), self._make_rows(rows), Coder(encoding, rows, count, device)
         actions: list[tuple[str, Callable[[], object]]] = [
             (QUANTISE, partial(coder.encode, data.input, sent)),
             (EXCHANGE, self._bind("all_to_all", sent, received)),
         ]
-        if self._adds:
+        if self.operation.reduces:
             gathered, packed = self._make_rows(rows if self._receives else 0), self._make_rows(1)
             pieces, total = torch.empty(rows, count, device=device), torch.empty(1, count, device=device)
             actions += [
@@ -193,8 +175,6 @@ class WireTrial(Trial):
 
     def _expect(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The exact result in float64, and how far off each element may be."""
-        import torch
-
         rows = self._members if self._receives else 0
         expected = torch.empty(rows, self._chunk, dtype=torch.float64, device=self.device.name)
         bound = torch.empty_like(expected)
@@ -204,7 +184,7 @@ class WireTrial(Trial):
 
     def _expect_row(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         device, count = self.device.name, self._chunk
-        if not self._adds:
+        if not self.operation.reduces:
             assert self._group.me is not None
             exact = make_normals(self._seed, row, self._group.me * count, count, device).double()
             return exact, bound_error(self.encoding, exact.abs())
@@ -247,24 +227,25 @@ class WireTrial(Trial):
         """By the largest group; the errors are those of the rank that is asked."""
         members, count = self._largest, self._chunk_of(self._largest)
         size_bytes, row_bytes = members * count * FLOAT_BYTES, self.encoding.wire_bytes(count)
-        rounds = 2 if self._adds else 1
+        rounds = 2 if self.operation.reduces else 1
         bus_bytes = rounds * (members - 1) * row_bytes
         collect = "gather" if self.operation.rooted else "all_gather"
-        composed = f"all_to_all, sum in float32, {collect}" if self._adds else None
+        composed = f"all_to_all, sum in float32, {collect}" if self.operation.reduces else None
         observed = CollectiveObserved(
             size_bytes=size_bytes,
-            count=members * count if self._adds else count,
+            count=members * count if self.operation.reduces else count,
             bus_factor=bus_bytes / size_bytes,
             members=members,
             wire_bytes=members * row_bytes,
             composed=composed,
-            error_max=self._errors.get("error_max"),
-            error_l2=self._errors.get("error_l2"),
-            error_bound=self._errors.get("error_bound"),
         )
         reason = f"do not divide evenly among {members} ranks: {{}} were measured"
         notices = note_rounding(self.options.size_bytes, size_bytes, reason)
-        return Facts(score=Score(unit="GB/s", work=bus_bytes), observed=observed, notices=notices)
+        return Facts(
+            score=Score(unit="GB/s", work=bus_bytes),
+            observed=msgspec.structs.replace(observed, **self._errors),
+            notices=notices,
+        )
 
     def settle(self) -> None:
         self._laps.settle()

@@ -68,9 +68,9 @@ class OperatorCase(NamedTuple):
     shape: Shape
     dtype: str
     direction: str
-    cold: bool
-    compiled: bool
-    measures_peak: bool
+    cold: bool = False
+    compiled: bool = False
+    measures_peak: bool = False
 
     @property
     def work(self) -> Work:
@@ -83,7 +83,7 @@ class OperatorCase(NamedTuple):
             raise CaseSkipped("unsupported_dtype", f"{name} has no {self.dtype} form")
         if self.direction not in self.operator.passes:
             raise CaseSkipped("unsupported_pass", f"{name} has no {self.direction} pass")
-        if self.dtype == "tf32" and not _has_tf32(device):
+        if self.dtype == "tf32" and (kind != "cuda" or torch.cuda.get_device_capability(device) < TF32_CAPABILITY):
             raise CaseSkipped("unsupported_dtype", f"{device} has no tf32 mode", "ask for float32")
         if self.dtype == "bfloat16" and kind == "cpu" and not bfloat16_works():
             raise CaseSkipped(
@@ -106,15 +106,16 @@ class OperatorCase(NamedTuple):
         repeats = type(self.operator).repeated_bytes is not Operator.repeated_bytes
         return planned._replace(flush=planned.flush or repeats)
 
-    def memory_bytes(self, rotation: Rotation, *, check: bool) -> int:
-        return memory_bytes(
-            self.operator, self.shape, dtype=self.dtype, direction=self.direction, sets=rotation.sets,
-            check=check and not self.measures_peak,
-        )  # fmt: skip
-
-
-def _has_tf32(device: str) -> bool:
-    return device.startswith("cuda") and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
+    def memory_bytes(self, sets: int = 1, *, check: bool) -> int:
+        """What the case allocates in all; decides whether it is tried."""
+        footprint = self.operator.footprint_bytes(self.shape, self.dtype)
+        passes = 2 if self.direction == "backward" else 1
+        own = sets * (footprint * passes + self.operator.scratch_bytes(self.shape, self.dtype, self.direction))
+        if not check or self.measures_peak:
+            return own
+        # The reference widens inputs, outputs and gradients, and the check computes the result once more.
+        widened = footprint * REFERENCE_BYTES // DTYPE_BYTES.get(self.dtype, 1)
+        return own + (widened + footprint) * passes
 
 
 def read_case(case: Case) -> OperatorCase:
@@ -242,17 +243,3 @@ def _keeping(call: Call) -> Call:
         kept[0] = call()
 
     return keep
-
-
-def memory_bytes(
-    operator: Operator, shape: Shape, *, dtype: str, direction: str, sets: int = 1, check: bool = True
-) -> int:
-    """What a case allocates in all; decides whether it is tried."""
-    footprint = operator.footprint_bytes(shape, dtype)
-    passes = 2 if direction == "backward" else 1
-    own = sets * (footprint * passes + operator.scratch_bytes(shape, dtype, direction))
-    if not check:
-        return own
-    # The reference widens inputs, outputs and gradients, and the check computes the result once more.
-    widened = footprint * REFERENCE_BYTES // DTYPE_BYTES.get(dtype, 1)
-    return own + (widened + footprint) * passes

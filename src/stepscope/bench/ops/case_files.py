@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import yaml
@@ -36,8 +36,8 @@ def read_case_file(path: Path, *, seed: int = 0) -> list[CaseRequest]:
     """What a file asks for, in its order; `seed` is for what PARAM's files leave to chance."""
     loaders: dict[str, Callable[[str], Any]] = {
         ".toml": tomllib.loads,
-        ".yaml": _load_yaml,
-        ".yml": _load_yaml,
+        ".yaml": partial(yaml.load, Loader=_Loader),
+        ".yml": partial(yaml.load, Loader=_Loader),
         ".json": partial(json.loads, object_pairs_hook=_no_doubles, parse_constant=_no_constant),
     }
     loader = loaders.get(path.suffix.lower())
@@ -45,16 +45,21 @@ def read_case_file(path: Path, *, seed: int = 0) -> list[CaseRequest]:
         raise UsageError(
             f"{path.name} is no case file", hint=f"name it {', '.join(f'*{one}' for one in loaders)}", where=str(path)
         )
-    content = _load(path, loader)
+    text = _read_text(path)
     try:
+        content = loader(text)
         if path.suffix.lower() == ".json" and is_param_file(content):
             return read_param_file(content, file=str(path), seed=seed)
         return _read_cases(content, str(path))
     except RecursionError:
         raise BadInputError(f"{path.name} is nested too deeply", hint=_HINT, where=str(path)) from None
+    except (ValueError, yaml.YAMLError) as error:
+        message = " ".join(str(error).split())[:300]
+        kind = path.suffix.lower().lstrip(".").upper()
+        raise BadInputError(f"{path.name} is no {kind}: {message}", hint=_HINT, where=str(path)) from None
 
 
-def _load(path: Path, loader: Callable[[str], Any]) -> Any:
+def _read_text(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -63,20 +68,11 @@ def _load(path: Path, loader: Callable[[str], Any]) -> Any:
                 hint="write ranges and draws instead of single cases, or several files",
                 where=str(path),
             )
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1).decode("utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check the path", where=str(path)) from None
     except UnicodeDecodeError:
         raise BadInputError(f"{path.name} is not UTF-8 text", hint="save it as UTF-8", where=str(path)) from None
-    try:
-        return loader(text)
-    except RecursionError:
-        raise BadInputError(f"{path.name} is nested too deeply", hint=_HINT, where=str(path)) from None
-    except (ValueError, yaml.YAMLError) as error:
-        message = " ".join(str(error).split())[:300]
-        kind = path.suffix.lower().lstrip(".").upper()
-        raise BadInputError(f"{path.name} is no {kind}: {message}", hint=_HINT, where=str(path)) from None
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,35 +101,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _load_yaml(text: str) -> Any:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
-
-
-class _Rule(NamedTuple):
-    """What one key of a case holds."""
-
-    kind: Any
-    says: str
-    hint: str = _HINT
-
-
-_Texts = str | Annotated[list[str], msgspec.Meta(min_length=1)]
-_Whole = Annotated[int, msgspec.Meta(ge=0)]
-_Part = str | int | float | bool
-_KEYS = {
-    "op": _Rule(str, "op is a text"),
-    "shape": _Rule(str | dict, "shape is a text of the case language or a table"),
-    "set": _Rule(str, "set is a text"),
-    "dtypes": _Rule(_Texts, "dtypes is a list of texts", 'write for example dtypes = ["bfloat16"]'),
-    "passes": _Rule(_Texts, "passes is a list of texts", 'write for example passes = ["forward"]'),
-    "caches": _Rule(_Texts, "caches is a list of texts", 'write for example caches = ["cold"]'),
-    "draws": _Rule(_Whole, "draws is a whole number, 0 or more", "write for example draws = 100"),
-    "seed": _Rule(_Whole, "seed is a whole number, 0 or more", "write for example seed = 100"),
+_TEXTS = str | Annotated[list[str], msgspec.Meta(min_length=1)]
+_WHOLE = Annotated[int, msgspec.Meta(ge=0)]
+_PART = str | int | float | bool
+_KEYS: dict[str, tuple[Any, str, str]] = {
+    "op": (str, "a text", _HINT),
+    "shape": (str | dict, "a text of the case language or a table", _HINT),
+    "set": (str, "a text", _HINT),
+    "dtypes": (_TEXTS, "a list of texts", 'write for example dtypes = ["bfloat16"]'),
+    "passes": (_TEXTS, "a list of texts", 'write for example passes = ["forward"]'),
+    "caches": (_TEXTS, "a list of texts", 'write for example caches = ["cold"]'),
+    "draws": (_WHOLE, "a whole number, 0 or more", "write for example draws = 100"),
+    "seed": (_WHOLE, "a whole number, 0 or more", "write for example seed = 100"),
 }
+"""What each key of a case holds, in words, and an example."""
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -160,20 +141,18 @@ def _read_entry(table: object, file: str, place: str) -> CaseRequest:
     if "op" not in given:
         refuse("a case names its operator: op is missing")
     for key, value in given.items():
-        rule = _KEYS[key]
-        if not _fits(value, rule.kind):
-            refuse(rule.says, key, rule.hint)
+        kind, says, hint = _KEYS[key]
+        if not _fits(value, kind):
+            refuse(f"{key} is {says}", key, hint)
+        if kind is _TEXTS:
+            given[key] = (value,) if isinstance(value, str) else tuple(value)
     shape = given.get("shape")
     for name, value in shape.items() if isinstance(shape, dict) else ():
-        if not isinstance(name, str) or not _fits(value, _Part | list[_Part]):
+        if not isinstance(name, str) or not _fits(value, _PART | list[_PART]):
             refuse("a value of a shape is a number, a text, or a list of those", f"shape.{str(name)[:40]}")
     if shape is not None and "set" in given:
         refuse("a case has a shape or a set, not both", "set", "write two cases")
-    lists = {key: (given[key],) if isinstance(given[key], str) else tuple(given[key]) for key in given.keys() & _LISTED}
-    return CaseRequest(**{**given, **lists}, where=f"{file}: {place}")
-
-
-_LISTED = frozenset({"dtypes", "passes", "caches"})
+    return CaseRequest(**given, where=f"{file}: {place}")
 
 
 def _read_cases(content: object, file: str) -> list[CaseRequest]:
@@ -200,11 +179,8 @@ _OPERATOR_KEYS = frozenset(
 _PARAM_HINT = "write it as PARAM's examples in train/compute/python/examples/pytorch/configs do"
 
 
-class _Given(NamedTuple):
-    """Arguments of a call, or of a module's construction."""
-
-    args: list[Any]
-    kwargs: dict[str, Any]
+_Given = tuple[list[Any], dict[str, Any]]
+"""Arguments of a call, or of a module's construction: by place and by name."""
 
 
 def is_param_file(content: object) -> bool:
@@ -225,8 +201,7 @@ def read_param_file(content: Mapping[str, Any], *, file: str, seed: int = 0) -> 
     for name, operator in content.items():
         for request in reader.read_operator(str(name), operator):
             requests.append(request)
-            if len(requests) > MAX_CASES:
-                reader.refuse(f"these are more than {MAX_CASES:,} cases", str(name), "use larger steps")
+            reader.require_few(len(requests), str(name))
     return requests
 
 
@@ -255,10 +230,9 @@ class _ParamReader:
         target = name
         if name.startswith(ATEN):
             # TorchScript's operators are built from their schema, or in older files from the types of arguments.
-            schemas = [one for one in build.args if isinstance(one, str) and one.startswith(ATEN)]
-            target, build = (schemas[0] if schemas else name), _Given([], {})
-        texts = (write_json(one) for one in (given.args, given.kwargs, build.args, build.kwargs))
-        shape = make_shape(target, *texts)
+            schemas = [one for one in build[0] if isinstance(one, str) and one.startswith(ATEN)]
+            target, build = (schemas[0] if schemas else name), ([], {})
+        shape = make_shape(target, *map(write_json, (*given, *build)))
         try:
             OPERATOR.check_shape(shape)
         except ValueError as error:
@@ -274,13 +248,12 @@ class _ParamReader:
         kwargs = self._table(table.get("kwargs", {}), f"{place}.kwargs", None)
         choices = [self._sweep(one, f"{place}.args[{i}]") for i, one in enumerate(args)]
         named = [self._sweep(one, f"{place}.kwargs.{name}") for name, one in kwargs.items()]
-        if math.prod(len(one) for one in (*choices, *named)) > MAX_CASES:
-            self.refuse(f"these are more than {MAX_CASES:,} cases", place, "use larger steps")
+        self.require_few(math.prod(map(len, (*choices, *named))), place)
         for values in product(*choices, *named):
             copied = [dict(one) for one in values]
             self._apply_copies(copied[: len(args)], place)
             read = [self._read_argument(one, place) for one in copied]
-            yield _Given(read[: len(args)], dict(zip(kwargs, read[len(args) :], strict=True)))
+            yield read[: len(args)], dict(zip(kwargs, read[len(args) :], strict=True))
 
     def _sweep(self, argument: object, place: str) -> list[dict[str, Any]]:
         """An argument with each value of what its `__range__` names."""
@@ -290,12 +263,12 @@ class _ParamReader:
         if str(plain.get("type")) in _LISTS and "value" in swept:
             entries = self._list(plain.get("value"), f"{place}.value")
             parts = [self._sweep(one, f"{place}.value[{i}]") for i, one in enumerate(entries)]
-            self._require_few(math.prod(map(len, parts)), place)
+            self.require_few(math.prod(map(len, parts)), place)
             return [{**plain, "value": list(values)} for values in product(*parts)]
         variants = [plain]
         for key in swept:
             points = self._points(plain, key, is_list=key in self._names(table, _LIST, place), place=place)
-            self._require_few(len(points) * len(variants), place)
+            self.require_few(len(points) * len(variants), place)
             variants = [{**variant, key: point} for variant in variants for point in points]
         return variants
 
@@ -309,7 +282,7 @@ class _ParamReader:
         values = self._list(table[key], f"{place}.{key}")
         if key == "shape":
             dimensions = [self._span(one, place) if isinstance(one, list) else [one] for one in values]
-            self._require_few(math.prod(map(len, dimensions)), place)
+            self.require_few(math.prod(map(len, dimensions)), place)
             return [list(one) for one in product(*dimensions)]
         if key == "value" and str(table.get("type")) in _NUMBERS and not is_list:
             return self._span(values, place)
@@ -320,11 +293,10 @@ class _ParamReader:
         if len(values) != 3 or not all(_is_whole(one) for one in values) or values[2] < 1 or values[1] < values[0]:
             self.refuse("a range is [first, last, step] with a step above 0", place)
         span = range(values[0], values[1] + 1, values[2])
-        if values[2] and (values[1] - values[0]) // values[2] >= MAX_CASES:
-            self.refuse(f"a range has more than {MAX_CASES:,} values", place, "use a larger step")
+        self.require_few(len(span), place)
         return list(span)
 
-    def _require_few(self, count: int, place: str) -> None:
+    def require_few(self, count: int, place: str) -> None:
         if count > MAX_CASES:
             self.refuse(f"these are more than {MAX_CASES:,} cases", place, "use larger steps")
 

@@ -98,9 +98,7 @@ def call_cases(target: str, arguments: str, *, build: str = "", **asked: Unpack[
 
 
 def _gather(requests: Sequence[CaseRequest], asked: Asked) -> list[Case]:
-    _require_known("dtype", asked.get("dtypes", ()), DTYPES, "--dtype")
-    _require_known("pass", asked.get("directions", ()), _known_passes(), "--pass")
-    _require_known("cache", asked.get("caches", ()), CACHES, "--cache")
+    _require_known(asked.get("dtypes"), asked.get("directions"), asked.get("caches"), "--dtype", "--pass", "--cache")
     found: dict[tuple[object, ...], Case] = {}
     for request in requests:
         for identity, case in _make_cases_of(request, asked):
@@ -115,15 +113,14 @@ def _gather(requests: Sequence[CaseRequest], asked: Asked) -> list[Case]:
 
 
 def _make_cases_of(request: CaseRequest, asked: Asked) -> Iterator[tuple[tuple[object, ...], Case]]:
-    _require_known("dtype", request.dtypes or (), DTYPES, f"{request.where}.dtypes")
-    _require_known("pass", request.passes or (), _known_passes(), f"{request.where}.passes")
-    _require_known("cache", request.caches or (), CACHES, f"{request.where}.caches")
+    places = (f"{request.where}.{key}" for key in ("dtypes", "passes", "caches"))
+    _require_known(request.dtypes, request.passes, request.caches, *places)
     for operator in _find_operators(request):
         shapes, chosen, usual_dtypes, usual_passes = _expand(request, operator, asked)
         dtypes = request.dtypes or asked.get("dtypes") or usual_dtypes or _usual(DEFAULT_DTYPE, operator.dtypes)
         passes = request.passes or asked.get("directions") or usual_passes or _usual(DEFAULT_PASS, operator.passes)
         caches = request.caches or asked.get("caches") or (DEFAULT_CACHE,)
-        benchmarks = {direction: _make_benchmark(operator, direction, chosen) for direction in passes}
+        benchmarks = {one: _make_benchmark(operator.name, one, chosen, operator.summary) for one in passes}
         for shape, asked_dtype, direction, cache in product(shapes, dtypes, passes, caches):
             dtype, batch = _actual_dtype(operator, shape, asked_dtype), shape.get("batch")
             case = Case(
@@ -184,14 +181,9 @@ def _actual_dtype(operator: Operator, shape: Mapping[str, Value], dtype: str) ->
     return dtype if named is None or (named, dtype) == ("float32", "tf32") else named
 
 
-def _make_benchmark(operator: Operator, direction: str, config: str) -> Benchmark:
+def _make_benchmark(model: str, direction: str, config: str, description: str) -> Benchmark:
     return Benchmark(
-        model=operator.name,
-        implementation="micro",
-        mode=direction,
-        config=config,
-        owner=OWNER,
-        description=operator.summary,
+        model=model, implementation="micro", mode=direction, config=config, owner=OWNER, description=description
     )
 
 
@@ -206,14 +198,16 @@ def _find_operators(request: CaseRequest) -> list[Operator]:
     return having
 
 
-def _known_passes() -> dict[str, None]:
-    return dict.fromkeys(direction for operator in operators().values() for direction in operator.passes)
-
-
-def _require_known(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, None], where: str) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown_name(what, name, known, where=where)
+def _require_known(
+    dtypes: Sequence[str] | None, passes: Sequence[str] | None, caches: Sequence[str] | None, *places: str
+) -> None:
+    """`places` say where each of the three was named."""
+    every = dict.fromkeys(direction for operator in operators().values() for direction in operator.passes)
+    given, known = (dtypes, passes, caches), (DTYPES, tuple(every), CACHES)
+    for what, names, having, where in zip(("dtype", "pass", "cache"), given, known, places, strict=True):
+        for name in names or ():
+            if name not in having:
+                raise unknown_name(what, name, having, where=where)
 
 
 # What this machine can do at best, measured: matrix rate, and read, write and copy bandwidth, each apart. These are
@@ -249,21 +243,16 @@ def make_peak_cases(dtypes: Sequence[str], device: str) -> list[Case]:
         for dtype in dict.fromkeys(dtypes)
         if dtype in (*MATRIX_FLOATS, "float8_e4m3fn", "int8")
     ]
-    cases.append(_peak_case("read", {"size": size}, "float32", device))
-    cases.append(_peak_case("memset", {"size": size}, "int8", device))
-    cases.append(_peak_case("memcpy", {"size": size, "kind": "d2d"}, "int8", device))
-    return cases
+    return [
+        *cases,
+        _peak_case("read", {"size": size}, "float32", device),
+        _peak_case("memset", {"size": size}, "int8", device),
+        _peak_case("memcpy", {"size": size, "kind": "d2d"}, "int8", device),
+    ]
 
 
 def _peak_case(model: str, shape: dict[str, Parameter], dtype: str, device: str) -> Case:
-    benchmark = Benchmark(
-        model=model,
-        implementation="micro",
-        mode="forward",
-        config="ceiling",
-        owner="operators",
-        description="a measured peak of this machine",
-    )
+    benchmark = _make_benchmark(model, "forward", "ceiling", "a measured peak of this machine")
     spec = OperatorSpec(
         op=model, direction="forward", shape=shape, dtype=dtype, device=device, cache="cold", measured_peak=True
     )

@@ -1,4 +1,4 @@
-"""Which operators there are, the named sets of shapes of each, and the page that describes them all."""
+"""Which operators there are, and the named sets of shapes of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import msgspec
 from stepscope.bench.ops import families
 from stepscope.bench.ops.language import expand_shape, parse_condition
 from stepscope.bench.ops.operator import Operator, Value
-from stepscope.core.errors import UsageError, unknown_name
-from stepscope.core.plugins import entry_points
+from stepscope.core.errors import unknown_name
+from stepscope.core.plugins import add_plugins
 
 ENTRY_POINT_GROUP = "stepscope.ops"
 
@@ -32,15 +32,7 @@ def operators() -> dict[str, Operator]:
     modules = [import_module(f"{families.__name__}.{one.name}") for one in iter_modules(families.__path__)]
     kinds = [kind for module in modules for kind in vars(module).values() if _is_operator_of(kind, module.__name__)]
     found = {kind.name: kind() for kind in kinds}
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        kind = entry.load()
-        if kind.name in found:
-            raise UsageError(
-                f"the operator {kind.name!r} of {entry.value} is already taken",
-                hint="rename it in the package that declares it",
-                where=f"entry point {entry.name}",
-            )
-        found[kind.name] = kind()
+    add_plugins(found, ENTRY_POINT_GROUP, "operator", lambda kind: kind())
     return found
 
 
@@ -140,45 +132,3 @@ def find_set(operator: Operator, name: str, *, where: str = "--set") -> ShapeSet
     if name not in known:
         raise unknown_name(f"shape set of {operator.name}", name, known, where=where)
     return known[name]
-
-
-HEADER = """# Operators
-
-Generated from the code by `make docs`; a test fails when it is out of date. `stepscope bench ops --list` prints the
-same, `--list --json` for programs. How shapes are written: [operator cases](operators-cases.md). What the numbers mean:
-[metrics](metrics.md).
-
-Packages add operators by the entry point group `stepscope.ops`: the value is a subclass of
-`stepscope.bench.ops.Operator`.
-"""
-
-
-def format_operator_page() -> str:
-    known = operators()
-    contents = [
-        f"{len(known)} operators:",
-        "",
-        ", ".join(f"[{name}](#{name})" for name in known),
-        "",
-    ]
-    return "\n".join([HEADER, *contents, *(_section(operator) for operator in known.values())])
-
-
-def _section(operator: Operator) -> str:
-    lines = [
-        f"## {operator.name}",
-        "",
-        f"{operator.summary}.",
-        "",
-        f"Passes: {', '.join(operator.passes)}. Score: {operator.unit}. dtypes: {', '.join(operator.dtypes)}.",
-        f"Presets: {', '.join(shape_sets(operator))}.",
-        "",
-        "| parameter | unit | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for parameter in operator.parameters:
-        choices = f" ({', '.join(parameter.choices)})" if parameter.choices else ""
-        default = f"`{parameter.default}`" if parameter.default != "" else ""
-        meaning = f"{parameter.meaning}{choices}".replace("|", "\\|")
-        lines.append(f"| `{parameter.name}` | {parameter.unit} | {default} | {meaning} |")
-    return "\n".join([*lines, ""])

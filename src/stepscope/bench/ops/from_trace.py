@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +21,8 @@ from stepscope.bench.ops.language import CaseRequest
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.core.lazy_torch import torch
 from stepscope.formats.classify import does_no_work
+from stepscope.formats.source import read_head
+from stepscope.formats.tensors import Schema, parse_schema, parse_type
 from stepscope.records import Case, TracedCallRecord, TracedCallsRecord
 from stepscope.traces.calls.arguments import write_json
 from stepscope.traces.calls.rebuild import make_call_arguments
@@ -36,10 +37,10 @@ from stepscope.traces.calls.traced import (
     read_graph_inputs,
     read_timeline_inputs,
 )
+from stepscope.traces.recording.evidence import is_recording, read_recording
 
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node
-    from stepscope.formats.tensors import Schema
     from stepscope.formats.timeline import Timeline
     from stepscope.traces.link import Link
 
@@ -57,6 +58,7 @@ class TracedCall(TracedCallRecord, kw_only=True):
     """Shape of the case of `call`; None where it cannot be run."""
     kernels: list[str] = msgspec.field(default_factory=list)
     """What ran on the device, by time."""
+    time_ns: int | None = None
 
 
 class TracedCalls(TracedCallsRecord, frozen=True, kw_only=True):
@@ -80,13 +82,13 @@ class TraceFiles(NamedTuple):
 
 def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
     """A timeline, an execution trace, a recording, or a folder with one of each."""
-    from stepscope.traces.recording.evidence import is_recording, read_recording
+    from stepscope.formats.execution_trace import sniff
 
     if not path.exists():
         raise UsageError(f"{path} is not there", hint="name a trace, or a folder of `stepscope trace record`",
                          where="--from-trace")  # fmt: skip
     if path.is_file():
-        return TraceFiles(None, path) if _is_graph(path) else TraceFiles(path, None)
+        return TraceFiles(None, path) if sniff(read_head(path)) else TraceFiles(path, None)
     if is_recording(path):
         ranks = {one.rank: one for one in read_recording(path).ranks}
         chosen = ranks.get(rank) if rank is not None else next(iter(ranks.values()), None)
@@ -96,8 +98,8 @@ def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
         graph = path / chosen.et.path if chosen.et else None
         return TraceFiles(path / chosen.kineto.path, graph, chosen.unprofiled_s())
     files = [one for one in sorted(path.iterdir()) if one.is_file() and ".json" in one.suffixes]
-    graphs = [one for one in files if _is_graph(one)]
-    timelines = [one for one in files if one not in graphs and _is_timeline(one)]
+    graphs = [one for one in files if sniff(read_head(one))]
+    timelines = [one for one in files if one not in graphs and b'"traceEvents"' in read_head(one)]
     if len(graphs) > 1 or len(timelines) > 1 or not graphs + timelines:
         raise UsageError(
             f"{path} holds {len(timelines)} timelines and {len(graphs)} execution traces",
@@ -105,19 +107,6 @@ def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
             where="--from-trace",
         )
     return TraceFiles(next(iter(timelines), None), next(iter(graphs), None))
-
-
-def _is_graph(path: Path) -> bool:
-    from stepscope.formats.execution_trace import sniff
-    from stepscope.formats.source import read_head
-
-    return sniff(read_head(path))
-
-
-def _is_timeline(path: Path) -> bool:
-    from stepscope.formats.source import read_head
-
-    return b'"traceEvents"' in read_head(path)
 
 
 def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
@@ -182,8 +171,6 @@ def calls_of_graph(graph: Graph, *, device: str) -> TracedCalls:
 
 def _numbers(node: Node) -> str:
     """Values that are not tensors: those of tensors are addresses."""
-    from stepscope.formats.tensors import parse_type
-
     kept = [
         value
         for value, kind in zip(node.inputs.values, node.inputs.types, strict=False)
@@ -198,7 +185,6 @@ class _Gathered:
     def __init__(self) -> None:
         self._by_key: dict[object, TracedCall] = {}
         self._found: dict[object, TracedCall] = {}
-        self._time_ns: Counter[int] = Counter()
 
     def add(
         self, key: object, time_ns: int | None, read: Callable[[], TracedCall], refusal: str | None, kernels: list[str]
@@ -213,13 +199,11 @@ class _Gathered:
         call = self._by_key[key]
         call.count += 1
         if time_ns is not None:
-            self._time_ns[id(call)] += time_ns
+            call.time_ns = (call.time_ns or 0) + time_ns
+            call.trace_s = call.time_ns / 1e9
         call.kernels += [kernel for kernel in kernels if kernel not in call.kernels]
 
     def calls(self) -> list[TracedCall]:
-        for call in self._found.values():
-            if id(call) in self._time_ns:
-                call.trace_s = self._time_ns[id(call)] / 1e9
         return sorted(
             self._found.values(), key=lambda one: (-(one.trace_s or 0.0), -one.count, one.operator, one.inputs)
         )
@@ -238,7 +222,6 @@ class _TimelineReader:
         self._timeline = timeline
         self._joined = joined
         self._device = device
-        self._schemas: dict[str, list[Schema]] = {}
 
     def _node(self, row: int) -> Node | None:
         node = self._joined.node_for(row) if self._joined is not None else None
@@ -264,54 +247,43 @@ class _TimelineReader:
             return _read_node(node, self._device, inputs)
         if inputs is None:
             return TracedCall(operator=name, inputs="", skip=NO_SHAPES)
-        return _rebuild(name, format_inputs(inputs), lambda: self._bind(name, inputs), self._device)
-
-    def _bind(self, name: str, inputs: Sequence[Traced]) -> BoundCall:
-        _require_torch_operator(name)
-        return bind_inputs(choose_schema(self._find_schemas(name), inputs), inputs)
+        found = TracedCall(operator=name, inputs=format_inputs(inputs))
+        return _rebuild(found, lambda: _bind(name, None, inputs), self._device)
 
     def _inputs(self, row: int) -> list[Traced]:
         texts = {name: self._timeline.text(name, row) for name in ("shapes", "types", "strides", "values")}
         lists = {name: json.loads(text) if text else None for name, text in texts.items()}
         return read_timeline_inputs(lists["shapes"] or [], lists["types"] or [], lists["strides"], lists["values"])
 
-    def _find_schemas(self, name: str) -> list[Schema]:
-        if name not in self._schemas:
-            self._schemas[name] = find_schemas(name)
-        return self._schemas[name]
 
-
+@cache
 def find_schemas(name: str) -> list[Schema]:
     """All overloads that the torch of this process has of an operator."""
-    from stepscope.formats.tensors import parse_schema
-
     found = [parse_schema(str(one)) for one in torch._C._jit_get_schemas_for_operator(name)]
     return [one for one in found if one is not None]
 
 
 def _read_node(node: Node, device: str, timeline_inputs: Sequence[Traced] | None = None) -> TracedCall:
-    shown = ""
+    found = TracedCall(operator=node.name, inputs="")
 
     def bind() -> BoundCall:
-        nonlocal shown
         if node.collective is not None:
             raise CannotRebuildError("it communicates: `stepscope bench comms` measures that")
         schema = node.schema
         if schema is None:
             raise CannotRebuildError("the execution trace holds no schema of it")
         inputs = read_graph_inputs(node.inputs.parsed(), timeline_inputs)
-        shown = format_inputs(inputs)
-        _require_torch_operator(schema.name)
-        return bind_inputs(schema, inputs)
+        found.inputs = format_inputs(inputs)
+        return _bind(schema.name, schema, inputs)
 
-    call = _rebuild(node.name, "", bind, device, _read_ranges(node.tensor_range))
-    call.inputs = shown
-    return call
+    return _rebuild(found, bind, device, _read_ranges(node.tensor_range))
 
 
-def _require_torch_operator(name: str) -> None:
+def _bind(name: str, schema: Schema | None, inputs: Sequence[Traced]) -> BoundCall:
+    """Without a schema, by the one that fits of those that the torch of this process has."""
     if not name.startswith(ATEN):
         raise CannotRebuildError(f"it belongs to {name.partition('::')[0]}, not to torch itself")
+    return bind_inputs(schema or choose_schema(find_schemas(name), inputs), inputs)
 
 
 def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
@@ -324,20 +296,21 @@ def _read_ranges(text: str) -> dict[int, tuple[int, int]]:
 
 
 def _rebuild(
-    name: str,
-    shown: str,
+    found: TracedCall,
     bind: Callable[[], BoundCall],
     device: str,
     ranges: Mapping[int, tuple[int, int]] | None = None,
 ) -> TracedCall:
+    """The call with its case, or with the reason why there is none."""
     try:
         call = bind()
         args, kwargs = make_call_arguments(call, device, ranges)
         shape = make_shape(call.target, write_json(args), write_json(kwargs))
         OPERATOR.check_shape(shape)
+        found.shape, found.assumed = shape, list(call.assumed)
     except (CannotRebuildError, ValueError) as error:
-        return TracedCall(operator=name, inputs=shown, skip=str(error))
-    return TracedCall(operator=name, inputs=shown, shape=shape, assumed=list(call.assumed))
+        found.skip = str(error)
+    return found
 
 
 def _cut(text: str) -> str:

@@ -85,10 +85,7 @@ class Arenas:
         self._arenas: dict[tuple[torch.dtype, str], Arena] = {}
 
     def get(self, dtype: torch.dtype, device: str) -> Arena:
-        key = (dtype, device)
-        if key not in self._arenas:
-            self._arenas[key] = Arena(dtype, device)
-        return self._arenas[key]
+        return self._arenas.setdefault((dtype, device), Arena(dtype, device))
 
     def rewind(self) -> None:
         for arena in self._arenas.values():

@@ -48,10 +48,10 @@ def _profile_cuda(
     flushing = _record([before_sample]) if before_sample is not None else []
     steps = [step for call in lap for step in ((before_sample, call) if before_sample is not None else (call,))]
     pieces = _pieces(_record(steps), flushing, len(lap))
-    uses: dict[str, tuple[int, float]] = {}
+    durations: dict[str, list[float]] = {}
     for name, duration_s in (event for piece in pieces for event in piece):
-        count, total = uses.get(name, (0, 0.0))
-        uses[name] = (count + 1, total + duration_s)
+        durations.setdefault(name, []).append(duration_s)
+    uses = {name: (len(values), sum(values)) for name, values in durations.items()}
     # Where calls did not launch alike there is one piece: all that is known is their mean.
     seconds = [sum(duration for _, duration in piece) * len(pieces) / len(lap) for piece in pieces]
     return _as_uses(uses, len(lap)), seconds if uses else []
@@ -62,11 +62,17 @@ def _record(steps: Sequence[Callable[[], object]]) -> list[tuple[str, float]]:
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
+    profiler: Any
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for step in steps:
             step()
         torch.cuda.synchronize()
-    return [(name, duration_s) for _, name, duration_s in sorted(_device_events(profiler))]
+    found = [
+        (event.start_ns(), event.name(), event.duration_ns() * 1e-9)
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type().name == "CUDA" and "Synchronize" not in event.name()
+    ]
+    return [(name, duration_s) for _, name, duration_s in sorted(found)]
 
 
 Event = tuple[str, float]
@@ -79,15 +85,6 @@ def _pieces(events: Sequence[Event], flushing: Sequence[Event], calls: int) -> l
         return [[event for event in events if event[0] not in names]]
     each = len(events) // calls
     return [list(events[i * each + len(flushing) : (i + 1) * each]) for i in range(calls)]
-
-
-def _device_events(profiler: Any) -> list[tuple[int, str, float]]:
-    """Start, name and duration of everything that ran on the device."""
-    return [
-        (event.start_ns(), event.name(), event.duration_ns() * 1e-9)
-        for event in profiler.profiler.kineto_results.events()
-        if event.device_type().name == "CUDA" and "Synchronize" not in event.name()
-    ]
 
 
 def _profile_cpu(lap: Sequence[Call]) -> list[KernelUse]:
@@ -112,10 +109,7 @@ def _as_uses(uses: dict[str, tuple[int, float]], calls: int) -> list[KernelUse]:
 
 MIN_CAPTURED_CALLS = 8
 REPLAYS = 7
-HOLD_S = 50e-6
-
-
-LONGEST_HOLD_S = 0.02
+HOLD_S, LONGEST_HOLD_S = 50e-6, 0.02
 
 
 class CaptureError(Exception):
@@ -123,7 +117,7 @@ class CaptureError(Exception):
 
 
 def time_replays(
-    calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None, replays: int = REPLAYS
+    calls: Sequence[Call], device: Device, *, before_sample: Callable[[], object] | None = None
 ) -> list[float]:
     """Seconds per call of each replay. The current stream must not be the default one: that one cannot be captured."""
     lap = list(calls)
@@ -142,9 +136,7 @@ def time_replays(
                 graph.capture_end()
     except (RuntimeError, UserWarning) as error:
         raise CaptureError(str(error).splitlines()[0]) from error
-    times = []
-    for _ in range(replays + 1):
-        times.append(_time_replay(graph, device, before_sample) / len(lap))
+    times = [_time_replay(graph, device, before_sample) / len(lap) for _ in range(REPLAYS + 1)]
     graph.reset()
     return times[1:]
 

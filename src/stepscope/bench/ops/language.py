@@ -9,7 +9,7 @@ import math
 import operator as compare
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -90,7 +90,7 @@ def expand_shape(
     reader = _Reader(operator, where)
     choices = reader.read_text(given) if isinstance(given, str) else reader.read_table(given)
     space = _Space(reader, choices, conditions)
-    return _combine_cases(space, reader, conditions) if draws is None else _draw_cases(space, reader, draws, seed)
+    return space.combine() if draws is None else space.draw(draws, seed)
 
 
 def write_shape(shape: Mapping[str, Value]) -> str:
@@ -169,11 +169,10 @@ class _Reader:
 
     def _read_entry(self, parameter: Parameter, value: object) -> list[Choice]:
         """A value of a table: itself, a text of the language, or a list of those."""
-        if not isinstance(value, list):
-            return self._read_entry_item(parameter, value)
-        if not value:
+        items = value if isinstance(value, list) else [value]
+        if not items:
             self.refuse(f"{parameter.name} is an empty list")
-        choices = [choice for one in value for choice in self._read_entry_item(parameter, one)]
+        choices = [choice for one in items for choice in self._read_entry_item(parameter, one)]
         return self._require_different(parameter, choices)
 
     def _read_entry_item(self, parameter: Parameter, value: object) -> list[Choice]:
@@ -191,31 +190,28 @@ class _Reader:
         raise self.error(f"{parameter.name} is {kind}, not {_kind(value)}")
 
     def _read_value(self, parameter: Parameter, text: str) -> list[Choice]:
-        if isinstance(parameter.default, str):
-            return self._read_words(parameter, text)
-        items = [item.strip() for item in text.split("/")]
-        if not all(items):
-            self.refuse(f"{parameter.name}={text} lacks a value")
-        if isinstance(parameter.default, float):
-            choices: list[Choice] = [self._require_finite(parameter, item) for item in items]
-        else:
-            choices = []
-            for item in items:
+        is_text = isinstance(parameter.default, str)
+        if is_text and (not parameter.choices or text in parameter.choices):
+            return [text]
+        choices: list[Choice] = []
+        for item in (part.strip() for part in text.split("/")):
+            if is_text:
+                choices.append(self._require_word(parameter, item))
+            elif not item:
+                self.refuse(f"{parameter.name}={text} lacks a value")
+            elif isinstance(parameter.default, float):
+                choices.append(self._require_finite(parameter, item))
+            else:
                 choices += self._read_sizes(parameter, item)
-                if len(choices) > MAX_CASES:
-                    self.refuse(f"{parameter.name} has more than {MAX_CASES:,} values", "use larger steps")
+            if len(choices) > MAX_CASES:
+                self.refuse(f"{parameter.name} has more than {MAX_CASES:,} values", "use larger steps")
         return self._require_different(parameter, choices)
 
-    def _read_words(self, parameter: Parameter, text: str) -> list[Choice]:
-        if not parameter.choices or text in parameter.choices:
-            return [text]
-        words: list[Choice] = []
-        for word in (item.strip() for item in text.split("/")):
-            if word not in parameter.choices:
-                near = unknown_name(parameter.name, word, parameter.choices)
-                self.refuse(f"{self.operator.name} has no {parameter.name} {word!r}", near.hint or "")
-            words.append(word)
-        return self._require_different(parameter, words)
+    def _require_word(self, parameter: Parameter, word: str) -> str:
+        if word not in parameter.choices:
+            near = unknown_name(parameter.name, word, parameter.choices)
+            self.refuse(f"{self.operator.name} has no {parameter.name} {word!r}", near.hint or "")
+        return word
 
     def _read_sizes(self, parameter: Parameter, item: str) -> list[Choice]:
         tie = _TIE.fullmatch(item)
@@ -330,10 +326,6 @@ class _Space:
             self._reader.refuse(f"{' and '.join(sorted(set(circle)))} follow each other", "give one of them a size")
         return [name for name in order if follows[name]]
 
-    @property
-    def drawn(self) -> list[str]:
-        return [name for name, choices in self.choices.items() if any(isinstance(one, Draw) for one in choices)]
-
     def count(self) -> int:
         """Combinations, impossible ones included."""
         return math.prod(
@@ -341,16 +333,52 @@ class _Space:
             for choices in self.choices.values()
         )
 
-    def combine(self) -> Iterator[dict[str, Any]]:
-        """Every combination that keeps the conditions."""
-        names = list(self.choices)
+    def combine(self) -> list[dict[str, Value]]:
+        """Every combination that keeps the conditions, each once."""
+        reader, conditions = self._reader, self._conditions
+        for name, choices in self.choices.items():
+            if any(isinstance(one, Draw) for one in choices):
+                reader.refuse(f"{name} is drawn at random: say how many cases", "give --draws 100 (`draws` in a file)")
+        limit, hint = MAX_COMBINATIONS if conditions else MAX_CASES, "use larger steps, or --draws 1000"
+        if self.count() > limit:
+            reader.refuse(f"these are {self.count():,} cases, {limit:,} are allowed", hint)
+        # Parameters that follow others can make two combinations the same.
+        found: dict[tuple[Value, ...], dict[str, Value]] = {}
         for values in product(*self.choices.values()):
-            shape = self._resolve(dict(zip(names, values, strict=True)))
-            if all(condition.holds(shape) for condition in self._conditions):
-                self.require(shape)
-                yield shape
+            shape = self._resolve(dict(zip(self.choices, values, strict=True)))
+            if all(condition.holds(shape) for condition in conditions):
+                self._require(shape)
+                found.setdefault(tuple(shape.values()), shape)
+            if len(found) > MAX_CASES:
+                reader.refuse(f"these are more than {MAX_CASES:,} cases", hint)
+        if not found:
+            reader.refuse(f"no case is left by {' and '.join(condition.text for condition in conditions)}")
+        return list(found.values())
 
-    def draw(self, generator: random.Random) -> dict[str, Any] | None:
+    def draw(self, draws: int, seed: int) -> list[dict[str, Value]]:
+        """So many different combinations."""
+        reader, size = self._reader, self.count()
+        if not 1 <= draws <= MAX_CASES:
+            reader.refuse(f"{draws:,} draws cannot be: at least 1 and at most {MAX_CASES:,} are allowed")
+        if seed < 0:
+            reader.refuse(f"the seed {seed} is below 0")
+        if draws > size:
+            reader.refuse(f"{draws:,} draws were asked for, there are only {size:,} different cases")
+        generator, idle = random.Random(seed), 0
+        found: dict[tuple[Value, ...], dict[str, Value]] = {}
+        while len(found) < draws:
+            shape, known = self._draw_one(generator), len(found)
+            if shape is not None:
+                found.setdefault(tuple(shape.values()), shape)
+            idle = 0 if len(found) > known else idle + 1
+            if idle > (min(IDLE_TRIES + 20 * size, MAX_IDLE_TRIES) if found else IDLE_TRIES):
+                reader.refuse(
+                    f"{draws:,} different cases were asked for, only {len(found):,} turned up in {idle:,} more tries",
+                    "ask for fewer draws, or widen the ranges",
+                )
+        return list(found.values())
+
+    def _draw_one(self, generator: random.Random) -> dict[str, Any] | None:
         """One combination; None for one that cannot be."""
         shape: dict[str, Any] = {}
         for name, choices in self.choices.items():
@@ -360,7 +388,7 @@ class _Space:
         if not all(condition.holds(shape) for condition in self._conditions):
             return None
         try:
-            self.require(shape)
+            self._require(shape)
         except UsageError:
             return None
         return shape
@@ -372,15 +400,13 @@ class _Space:
                 shape[name] = tie.factor * shape[tie.name]
         return shape
 
-    def require(self, shape: dict[str, Any]) -> None:
+    def _require(self, shape: dict[str, Any]) -> None:
         """Sizes that follow others may leave the bounds; the operator may know more."""
-        for name in self._tied:
-            least = self._reader.parameters[name].least
-            if not least <= shape[name] <= LARGEST_SIZE:
-                self._reader.refuse(
-                    f"{write_shape(shape)} cannot be: {name} is at least {least} and at most {LARGEST_SIZE}"
-                )
         try:
+            for name in self._tied:
+                least = self._reader.parameters[name].least
+                if not least <= shape[name] <= LARGEST_SIZE:
+                    raise ValueError(f"{name} is at least {least} and at most {LARGEST_SIZE}")
             self._reader.operator.check_shape(shape)
         except ValueError as error:
             raise self._reader.error(f"{write_shape(shape)} cannot be: {error}") from None
@@ -398,49 +424,3 @@ def _draw_size(draw: Draw, generator: random.Random) -> int:
         if bits >> place & 1:
             value *= root
     return min(int(value), draw.high) * draw.step
-
-
-def _combine_cases(space: _Space, reader: _Reader, conditions: Sequence[Condition]) -> list[dict[str, Value]]:
-    if space.drawn:
-        name = space.drawn[0]
-        reader.refuse(f"{name} is drawn at random: say how many cases", "give --draws 100 (`draws` in a file)")
-    limit = MAX_COMBINATIONS if conditions else MAX_CASES
-    if space.count() > limit:
-        reader.refuse(f"these are {space.count():,} cases, {limit:,} are allowed", "use larger steps, or --draws 1000")
-    # Parameters that follow others can make two combinations the same.
-    found: dict[tuple[Value, ...], dict[str, Value]] = {}
-    for shape in space.combine():
-        found.setdefault(tuple(shape.values()), shape)
-        if len(found) > MAX_CASES:
-            reader.refuse(f"these are more than {MAX_CASES:,} cases", "use larger steps, or --draws 1000")
-    if not found:
-        reader.refuse(f"no case is left by {' and '.join(condition.text for condition in conditions)}")
-    return list(found.values())
-
-
-def _draw_cases(space: _Space, reader: _Reader, draws: int, seed: int) -> list[dict[str, Value]]:
-    if not 1 <= draws <= MAX_CASES:
-        reader.refuse(f"{draws:,} draws cannot be: at least 1 and at most {MAX_CASES:,} are allowed")
-    if seed < 0:
-        reader.refuse(f"the seed {seed} is below 0")
-    space_size = space.count()
-    if draws > space_size:
-        reader.refuse(f"{draws:,} draws were asked for, there are only {space_size:,} different cases")
-    generator = random.Random(seed)
-    patience = min(IDLE_TRIES + 20 * space_size, MAX_IDLE_TRIES)
-    found: dict[tuple[Value, ...], dict[str, Value]] = {}
-    idle = 0
-    while len(found) < draws:
-        shape = space.draw(generator)
-        key = None if shape is None else tuple(shape.values())
-        if shape is None or key is None or key in found:
-            idle += 1
-            if idle > (patience if found else IDLE_TRIES):
-                reader.refuse(
-                    f"{draws:,} different cases were asked for, only {len(found):,} turned up in {idle:,} more tries",
-                    "ask for fewer draws, or widen the ranges",
-                )
-            continue
-        idle = 0
-        found[key] = shape
-    return list(found.values())

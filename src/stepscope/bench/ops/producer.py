@@ -141,7 +141,7 @@ class OperatorProducer(Producer):
         return msgspec.structs.replace(settings, iterations=rotation.sets) if rotation.flush else settings
 
     def _require_memory(self, asked: OperatorCase, rotation: Rotation) -> None:
-        needed, name = asked.memory_bytes(rotation, check=self._request.check), self.device.name
+        needed, name = asked.memory_bytes(rotation.sets, check=self._request.check), self.device.name
         if needed > MEMORY_SHARE * free_memory_bytes(name):
             self._arenas.release()
             give_back_memory(name)
@@ -157,15 +157,9 @@ class OperatorProducer(Producer):
         """With a first call on every set, so that what torch lacks shows now."""
         try:
             built = build(
-                asked.operator,
-                asked.shape,
-                dtype=asked.dtype,
-                device=self.device.name,
-                direction=asked.direction,
-                sets=rotation.sets,
-                compiled=asked.compiled,
-                arenas=self._arenas,
-            )
+                asked.operator, asked.shape, dtype=asked.dtype, device=self.device.name, direction=asked.direction,
+                sets=rotation.sets, compiled=asked.compiled, arenas=self._arenas,
+            )  # fmt: skip
             for call in built.calls:
                 call()
             self.device.synchronize()
@@ -201,11 +195,11 @@ class OperatorProducer(Producer):
         return extra
 
     def _add_profiled(self, extra: ExtraMeasurements, case: Case) -> None:
-        found = self._profiled.get(case.key)
-        if found is None or found.failure is not None:
-            reason = found.failure if found is not None else "the profiling process ended before it"
-            extra.notices.append(Notice(kind="not_profiled", message=f"its kernels are not known: {reason}"))
-            return
+        lost = ProfiledCase(case=case.key, failure="the profiling process ended before it")
+        found = self._profiled.get(case.key, lost)
+        if found.failure is not None:
+            message = f"its kernels are not known: {found.failure}"
+            extra.notices.append(Notice(kind="not_profiled", message=message))
         extra.kernels = found.kernels
         if found.kernel_s:
             extra.extra_s["kernel"] = found.kernel_s
@@ -250,12 +244,23 @@ def estimate_cases(cases: Sequence[Case], *, device: str, settings: MeasureSetti
     free, cache = free_memory_bytes(device), last_level_cache_bytes(device)
     planned = []
     for case in cases:
+        wanted = read_case(case)
         try:
-            read_case(case).require(device)
+            wanted.require(device)
         except CaseSkipped as skip:
             planned.append(PlannedCase(case, 0.0, 0.0, 0, str(skip)))
             continue
-        planned.append(_estimate(case, rates, free=free, cache_bytes=cache, settings=settings, check=check))
+        work, needed = wanted.work, wanted.memory_bytes(wanted.rotation(cache).sets, check=check)
+        iteration_s = rates.call_s + max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s)
+        if needed > MEMORY_SHARE * free:
+            why = f"needs {format_bytes(needed)}, {format_bytes(free)} are free"
+            planned.append(PlannedCase(case, iteration_s, 0.0, needed, why))
+            continue
+        sample_s = max(iteration_s, settings.min_sample_s)
+        sampling_s = min(max(settings.min_samples * sample_s, settings.min_time_s), settings.max_time_s + sample_s)
+        checking_s = CHECK_ITERATIONS * iteration_s if check else 0.0
+        case_s = CASE_OVERHEAD_S + (CALIBRATING + WARMING) * sample_s + sampling_s + checking_s
+        planned.append(PlannedCase(case, iteration_s, case_s, needed, None))
     return planned
 
 
@@ -280,20 +285,3 @@ def glimpse(device: str) -> Rates:
         bytes_per_s=2 * values.nbytes / best(lambda: copy.copy_(values)),
         call_s=best(lambda: one.add_(1)),
     )
-
-
-def _estimate(
-    case: Case, rates: Rates, *, free: int, cache_bytes: int, settings: MeasureSettings, check: bool
-) -> PlannedCase:
-    wanted = read_case(case)
-    work = wanted.work
-    iteration_s = rates.call_s + max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s)
-    needed = wanted.memory_bytes(wanted.rotation(cache_bytes), check=check)
-    if needed > MEMORY_SHARE * free:
-        skip = f"needs {format_bytes(needed)}, {format_bytes(free)} are free"
-        return PlannedCase(case, iteration_s, 0.0, needed, skip)
-    sample_s = max(iteration_s, settings.min_sample_s)
-    sampling_s = min(max(settings.min_samples * sample_s, settings.min_time_s), settings.max_time_s + sample_s)
-    checking_s = CHECK_ITERATIONS * iteration_s if check else 0.0
-    case_s = CASE_OVERHEAD_S + (CALIBRATING + WARMING) * sample_s + sampling_s + checking_s
-    return PlannedCase(case, iteration_s, case_s, needed, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.core.lazy_torch import torch
@@ -35,9 +36,9 @@ ELEMENT_FACTOR = 8
 never written hides in the norm of four thousand others."""
 
 
-def seeded_like(tensors: Sequence[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
+def seeded_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Normal numbers in each tensor's shape, dtype and place: the upstream of a backward check."""
-    generator = torch.Generator(tensors[0].device).manual_seed(seed)
+    generator = torch.Generator(tensors[0].device).manual_seed(1)
     return [torch.randn(one.shape, device=one.device, generator=generator).to(one.dtype) for one in tensors]
 
 
@@ -51,9 +52,8 @@ def check_close(
     rule = dtype or str(result.dtype).removeprefix("torch.")
     if result.shape != reference.shape:
         raise WrongResultError(f"{name} has the shape {tuple(result.shape)}, not {tuple(reference.shape)}")
-    wide = result.detach().to(torch.float64)
-    size = float(reference.detach().to(torch.float64).norm())
-    off = float((wide - reference.detach()).norm())
+    wide, exact = result.detach().double(), reference.detach().double()
+    size, off = float(exact.norm()), float((wide - exact).norm())
     scale = size or 1.0  # a reference of nothing but zeros is compared absolutely
     tolerance = RELATIVE_TOLERANCE[rule]
     if rule == "float32":
@@ -63,22 +63,26 @@ def check_close(
             f"{name} in {rule} is off by {off / scale:.2e} relative to float64; {tolerance:.0e} is allowed",
             hint=WRONG_LIBRARY,
         )
-    _check_elements(name, wide, reference.detach().to(torch.float64), tolerance, _underflow(result))
+    if reference.numel():
+        average = size / reference.numel() ** 0.5
+        allowed = (exact.abs() + (average or 1.0)) * (ELEMENT_FACTOR * tolerance) + _underflow(result)
+        check_elements(name, wide, exact, allowed)
 
 
-def _check_elements(
-    name: str, result: torch.Tensor, reference: torch.Tensor, tolerance: float, underflow: float
+def check_elements(
+    name: str,
+    result: torch.Tensor,
+    reference: torch.Tensor,
+    allowed: torch.Tensor,
+    says: str = "are off by more than rounding",
 ) -> None:
-    if not reference.numel():
-        return
-    size = float(reference.norm()) / reference.numel() ** 0.5
-    allowed = (reference.abs() + (size or 1.0)) * (ELEMENT_FACTOR * tolerance) + underflow
-    wrong = ~((result - reference).abs() <= allowed)
+    """One by one: a single wrong element is small beside the norm of many. NaN never passes."""
+    wrong = ~((result.detach().double() - reference).abs() <= allowed)
     count = int(wrong.sum())
     if count:
         place = tuple(int(index) for index in wrong.nonzero()[0])
         raise WrongResultError(
-            f"{name}: {count} of {reference.numel()} elements are off by more than rounding, the first at {place}: "
+            f"{name}: {count} of {reference.numel()} elements {says}, the first at {place}: "
             f"{float(result[place]):.6g} instead of {float(reference[place]):.6g}",
             hint=WRONG_LIBRARY,
         )
@@ -88,10 +92,8 @@ def check_compiled(
     operator: Operator, compiled: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], dtype: str
 ) -> None:
     """The compiled call's results against the eager ones, which are checked by themselves."""
-    name = f"{operator.name} compiled"
-    if len(compiled) == len(eager) and same_tensors(compiled, eager):
-        return
-    _compare(name, compiled, [one.double() for one in eager], dtype, terms=1)
+    if len(compiled) != len(eager) or not same_tensors(compiled, eager):
+        _compare(f"{operator.name} compiled", compiled, [one.double() for one in eager], dtype)
 
 
 def same_tensors(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
@@ -125,9 +127,28 @@ def check_forward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.T
 
 def check_backward(operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> None:
     """Gradients of a seeded upstream against those of the reference."""
-    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs)
+    by = operator.adds_gradients_by
+    make_upstream = seeded_like if by is None else partial(_make_signs, by_rows=by == "row")
+    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs, make_upstream)
     expected, _ = take_gradients(operator, operator.bind_reference, shape, widen(inputs), lambda _: upstream)
-    _compare(f"{operator.name} backward", gradients, expected, dtype, terms=operator.added_terms(shape))
+    for name, gradient, right in zip(operator.gradient_names(shape), gradients, expected, strict=True):
+        check_close(f"{operator.name} backward ({name})", gradient, right, dtype, terms=operator.added_terms(shape))
+
+
+def _make_signs(outputs: Sequence[torch.Tensor], *, by_rows: bool) -> list[torch.Tensor]:
+    """The upstream where gradients are sums over repeated indices: −1 or 1, so that sums are exact in every dtype.
+
+    Thousands of additions to one row round in a short float by more than its tolerance, though nothing is wrong.
+    `by_rows`: a row goes to one place as a whole, so that one number in it is enough and the others are 0, which keeps
+    the sums small.
+    """
+    (output,) = outputs
+    generator = torch.Generator(output.device).manual_seed(1)
+    upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
+    if by_rows:
+        column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
+        upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
+    return [upstream]
 
 
 def take_gradients(
@@ -135,7 +156,7 @@ def take_gradients(
     bind: Callable[[Shape, Mapping[str, torch.Tensor]], Callable[[], Any]],
     shape: Shape,
     inputs: Mapping[str, torch.Tensor],
-    make_upstream: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None,
+    make_upstream: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = seeded_like,
 ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
     """The gradients that an operator has, dense, and the upstream they come from: by default seeded_like its outputs.
 
@@ -145,14 +166,14 @@ def take_gradients(
     leaves = [given[name].requires_grad_() for name in operator.gradient_names(shape)]
     with torch.enable_grad():
         outputs = differentiable_outputs(bind(shape, given)())
-    upstream = (make_upstream or seeded_like)(outputs)
+    upstream = make_upstream(outputs)
     pushed = [one.to(output.dtype) for one, output in zip(upstream, outputs, strict=True)]
     found = torch.autograd.grad(outputs, leaves, pushed)
     return [one.double().to_dense() if one.is_sparse else one.detach() for one in found], upstream
 
 
 def _compare(
-    name: str, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], dtype: str, *, terms: int
+    name: str, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], dtype: str, terms: int = 1
 ) -> None:
     if len(results) != len(references):
         raise WrongResultError(f"{name} gives {len(results)} results, not {len(references)}")
@@ -175,31 +196,6 @@ def as_tensors(result: Any) -> list[torch.Tensor]:
 
 def differentiable_outputs(result: Any) -> list[torch.Tensor]:
     return [tensor for tensor in as_tensors(result) if tensor.requires_grad]
-
-
-def check_added_gradients(
-    operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, *, by_rows: bool
-) -> None:
-    """Compare gradients that are sums over repeated indices with those of the reference.
-
-    The upstream is −1 or 1, so that sums are exact in every dtype: thousands of additions to one row round in a short
-    float by more than its tolerance, though nothing is wrong. `by_rows`: a row goes to one place as a whole, so that
-    one number in it is enough and the others are 0, which keeps the sums small.
-    """
-
-    def make_upstream(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        (output,) = outputs
-        generator = torch.Generator(output.device).manual_seed(1)
-        upstream = torch.randint(2, output.shape, device=output.device, generator=generator) * 2 - 1
-        if by_rows:
-            column = torch.randint(output.shape[1], (len(output), 1), device=output.device, generator=generator)
-            upstream *= torch.zeros_like(upstream).scatter_(1, column, 1)
-        return [upstream]
-
-    gradients, upstream = take_gradients(operator, operator.bind, shape, inputs, make_upstream)
-    expected, _ = take_gradients(operator, operator.bind_reference, shape, widen(inputs), lambda _: upstream)
-    for name, gradient, right in zip(operator.gradient_names(shape), gradients, expected, strict=True):
-        check_close(f"{operator.name} backward ({name})", gradient, right, dtype)
 
 
 def count_repeats(index: torch.Tensor) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from stepscope.bench.ops.catalogue import find_operator, find_set
 from stepscope.bench.ops.operator import DTYPE_BYTES, Shape
 from stepscope.core.errors import unknown_name
@@ -36,30 +38,19 @@ class SuiteRow(NamedTuple):
     def id(self) -> str:
         return f"dlrm/micro/{self.kind}/{self.config}"
 
-    @property
-    def benchmark(self) -> Benchmark:
-        return Benchmark(
-            model="dlrm",
-            implementation="micro",
-            mode=self.kind,
-            config=self.config,
-            owner=OWNER,
-            description=self.description,
-        )
-
     def cases(self, *, dtype: str, device: str, compiled: bool = False) -> list[Case]:
         operator = find_operator(self.op)
+        benchmark = Benchmark(
+            model="dlrm", implementation="micro", mode=self.kind, config=self.config, owner=OWNER,
+            description=self.description,
+        )  # fmt: skip
+        spec = OperatorSpec(
+            op=self.op, direction="forward", shape={}, dtype=dtype, device=device, cache="warm", compile=compiled
+        )
         return [
-            Case(
-                benchmark=self.benchmark,
-                spec=OperatorSpec(
-                    op=self.op, direction="forward", shape=dict(shape), dtype=dtype, device=device, cache="warm",
-                    compile=compiled,
-                ),
-                batch_size=int(shape["batch"]),
-            )
+            Case(benchmark=benchmark, spec=msgspec.structs.replace(spec, shape=shape), batch_size=int(shape["batch"]))
             for shape in find_set(operator, self.preset).expand(operator)
-        ]  # fmt: skip
+        ]
 
 
 MICRO = (
@@ -126,20 +117,13 @@ def format_rows(scores: Sequence[RowScore]) -> str:
 
 
 def _score(row: SuiteRow, dtype: str, group: Sequence[MeasuredCase]) -> RowScore:
-    work = time_s = 0.0
-    measured = 0
-    for one in group:
-        summary = one.summary()
-        if summary is not None:
-            measured += 1
-            time_s += summary.median_s
-            spec = one.result.case.spec
-            assert isinstance(spec, OperatorSpec)
-            work += _work(row.op, spec.shape, str(spec.dtype))
+    measured = [(one.result.case.spec, summary.median_s) for one in group if (summary := one.summary()) is not None]
+    work = sum(_work(row.op, spec.shape, str(spec.dtype)) for spec, _ in measured if isinstance(spec, OperatorSpec))
+    time_s = sum(median_s for _, median_s in measured)
     score = scale_score(work / time_s, row.unit) if time_s > 0 else None
     sizes = [one.result.case.batch_size for one in group]
     batches = list(dict.fromkeys(size for size in sizes if size is not None))
-    return RowScore(row.id, dtype, sizes[-1], batches, score, row.unit, len(group), measured)
+    return RowScore(row.id, dtype, sizes[-1], batches, score, row.unit, len(group), len(measured))
 
 
 def _work(op: str, shape: Shape, dtype: str) -> float:

@@ -9,15 +9,16 @@ from msgspec import Meta
 
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.patterns.sequence import (
+    Pattern,
     PatternOptions,
     Scale,
     Step,
     collective,
     compute,
     everybody,
+    reduce_buckets,
     require_dtypes,
     require_ranks,
-    rooted,
 )
 from stepscope.core.errors import unknown_name
 
@@ -133,21 +134,8 @@ def build_ddp(options: DdpOptions, world_size: int) -> list[Step]:
         first_bytes=options.first_bucket_mib * 2**20,
         rest_bytes=options.bucket_mib * 2**20,
     )
-    steps: list[Step] = []
-    for number, bucket in enumerate(buckets):
-        before = [f"backward.{number - 1}"] if number else []
-        steps += [
-            compute(f"backward.{number}", range(world_size), after=before, flops=options.flops),
-            collective(
-                f"reduce.{number}",
-                "all_reduce",
-                everybody(world_size),
-                shrink(sum(bucket), options.scale),
-                after=[f"backward.{number}"],
-                dtype=options.dtype,
-            ),
-        ]
-    return steps
+    elements = [shrink(sum(bucket), options.scale) for bucket in buckets]
+    return reduce_buckets("", elements, world_size, flops=options.flops, dtype=options.dtype)
 
 
 class FsdpOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,10 +207,19 @@ def build_ps(options: ServerOptions, world_size: int) -> list[Step]:
         push, pull = f"push.{number}", f"pull.{number}"
         steps += [
             compute(f"backward.{number}", workers, after=before, flops=options.flops),
-            rooted(push, "incast", (server, *workers), server, shard * len(workers), after=[f"backward.{number}"],
-                   dtype=options.dtype),
+            collective(push, "incast", ((server, *workers),), shard * len(workers), after=[f"backward.{number}"],
+                       dtype=options.dtype),
             compute(f"update.{number}", [server], after=[push]),
-            rooted(pull, "multicast", (*workers, server), server, shard, after=[push, f"update.{number}"],
-                   dtype=options.dtype),
+            collective(pull, "multicast", ((*workers, server),), shard, after=[push, f"update.{number}"],
+                       dtype=options.dtype, root=len(workers)),
         ]  # fmt: skip
     return steps
+
+
+PATTERNS = (
+    Pattern("ddp", "data parallel: gradient buckets of a named model, added up during backward", DdpOptions, build_ddp),
+    Pattern("fsdp", "fully sharded: parameters gathered layer by layer, gradients scattered", FsdpOptions, build_fsdp),
+)
+PARAMETER_SERVERS = Pattern(
+    "ps", "parameter servers: workers push gradients, servers send parameters", ServerOptions, build_ps
+)

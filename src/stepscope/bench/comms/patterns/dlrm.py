@@ -11,12 +11,13 @@ from msgspec import Meta
 from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.patterns.data_parallel import fill_buckets
 from stepscope.bench.comms.patterns.sequence import (
+    Pattern,
     PatternOptions,
     Step,
-    collective,
     compute,
     everybody,
     exchange,
+    reduce_buckets,
     transpose,
 )
 from stepscope.core.errors import UsageError
@@ -127,12 +128,7 @@ def _reduce_gradients(
     """The last layer's gradient is ready first."""
     limit = options.bucket_mib * 2**20
     buckets = fill_buckets(weights[::-1], element_bytes=FP32_BYTES, first_bytes=limit, rest_bytes=limit)
-    steps = []
-    for number, bucket in enumerate(buckets):
-        backward = f"{part}_backward.{number}"
-        steps += [
-            compute(backward, range(world_size), after=[before], flops=options.flops),
-            collective(f"{part}_reduce.{number}", "all_reduce", everybody(world_size), sum(bucket), after=[backward]),
-        ]
-        before = backward
-    return steps
+    return reduce_buckets(f"{part}_", map(sum, buckets), world_size, before=[before], flops=options.flops)
+
+
+DLRM = Pattern("dlrm", "recommendation: embeddings exchanged, dense gradients added up", DlrmOptions, build_dlrm)

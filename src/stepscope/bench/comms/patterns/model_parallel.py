@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from stepscope.bench.comms.layouts import Layout, skewed_weights
 from stepscope.bench.comms.patterns.sequence import (
+    Pattern,
     PatternOptions,
     Pieces,
     Step,
@@ -69,7 +70,8 @@ def _build_halves(
     options: TensorOptions, layout: Layout, *, gathers: bool = False, regathers: bool = False
 ) -> list[Step]:
     """All layers forward, then backward; `gathers`: the inputs of a half lie on all ranks, and its result is to."""
-    every, elements = sorted(rank for group in layout for rank in group), _activation(options)
+    every = sorted(rank for group in layout for rank in group)
+    elements = options.batch * options.sequence * options.hidden
     operation, ending = ("reduce_scatter", "scatter") if gathers else ("all_reduce", "reduce")
     halves = [(layer, half) for layer in range(options.layers) for half in HALVES]
     steps: list[Step] = []
@@ -95,11 +97,7 @@ def _build_halves(
 
 def _layout(options: TensorOptions, world_size: int) -> Layout:
     require_dtypes(options.dtype)
-    return lines_of(options.degree, world_size, where="--set degree=…")
-
-
-def _activation(options: TensorOptions) -> int:
-    return options.batch * options.sequence * options.hidden
+    return lines_of(options.degree, world_size)
 
 
 FORWARD_COST, BACKWARD_COST = 1, 2
@@ -272,3 +270,11 @@ def build_ep(options: ExpertOptions, world_size: int) -> list[Step]:
         steps += there_and_back(layer, forward=False, after=before)
         before = [f"dispatch_gradient.{layer}"]
     return steps
+
+
+PATTERNS = (
+    Pattern("tp", "tensor parallel: an all_reduce behind each half of a layer", TensorOptions, build_tp),
+    Pattern("sp", "sequence parallel: all_gather and reduce_scatter in its place", SequenceOptions, build_sp),
+    Pattern("pp", "pipeline: messages between stages, one forward and one backward in turn", PipelineOptions, build_pp),
+    Pattern("ep", "experts: tokens dispatched to skewed experts and combined", ExpertOptions, build_ep),
+)

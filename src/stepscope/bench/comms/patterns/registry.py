@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from stepscope.bench.comms.cases import make_benchmark
-from stepscope.bench.comms.patterns.data_parallel import (
-    DdpOptions,
-    FsdpOptions,
-    ServerOptions,
-    build_ddp,
-    build_fsdp,
-    build_ps,
-)
-from stepscope.bench.comms.patterns.dlrm import DlrmOptions, build_dlrm
-from stepscope.bench.comms.patterns.model_parallel import (
-    ExpertOptions,
-    PipelineOptions,
-    SequenceOptions,
-    TensorOptions,
-    build_ep,
-    build_pp,
-    build_sp,
-    build_tp,
-)
-from stepscope.bench.comms.patterns.sequence import PatternOptions, Step, order_steps, require_sound
+from stepscope.bench.comms.patterns import data_parallel, dlrm, model_parallel
+from stepscope.bench.comms.patterns.sequence import Pattern, PatternOptions
 from stepscope.core.errors import UsageError, unknown_name
-from stepscope.records import Case, Parameter
+from stepscope.records import Case
 from stepscope.records.kinds import PatternSpec
 
-
-class Pattern(NamedTuple):
-    name: str
-    summary: str
-    options: type[PatternOptions]
-    build: Callable[[Any, int], list[Step]]
-
-    def make_steps(self, options: PatternOptions, world_size: int) -> list[Step]:
-        steps = self.build(options, world_size)
-        require_sound(steps, world_size)
-        return order_steps(steps)
-
-    def list_values(self, options: PatternOptions | None = None) -> dict[str, Parameter]:
-        """As plain values; without options, the usual ones."""
-        values: dict[str, Any] = msgspec.to_builtins(options or self.options())
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-_ALL = (
-    Pattern("dlrm", "recommendation: embeddings exchanged, dense gradients added up", DlrmOptions, build_dlrm),
-    Pattern("ddp", "data parallel: gradient buckets of a named model, added up during backward", DdpOptions, build_ddp),
-    Pattern("fsdp", "fully sharded: parameters gathered layer by layer, gradients scattered", FsdpOptions, build_fsdp),
-    Pattern("tp", "tensor parallel: an all_reduce behind each half of a layer", TensorOptions, build_tp),
-    Pattern("sp", "sequence parallel: all_gather and reduce_scatter in its place", SequenceOptions, build_sp),
-    Pattern("pp", "pipeline: messages between stages, one forward and one backward in turn", PipelineOptions, build_pp),
-    Pattern("ep", "experts: tokens dispatched to skewed experts and combined", ExpertOptions, build_ep),
-    Pattern("ps", "parameter servers: workers push gradients, servers send parameters", ServerOptions, build_ps),
-)
-PATTERNS = {pattern.name: pattern for pattern in _ALL}
+PATTERNS = {
+    pattern.name: pattern
+    for pattern in (dlrm.DLRM, *data_parallel.PATTERNS, *model_parallel.PATTERNS, data_parallel.PARAMETER_SERVERS)
+}
 
 
 def find_pattern(name: str) -> Pattern:

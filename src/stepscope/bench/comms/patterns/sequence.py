@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,7 @@ from stepscope.bench.comms.kernels import Lookups
 from stepscope.bench.comms.layouts import Layout
 from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.records import Parameter
 
 Flops = Annotated[
     float, Meta(ge=0, description="Floating-point operations of every computing step (matmuls); 0: none.")
@@ -52,13 +53,13 @@ def everybody(world_size: int) -> Layout:
     return (tuple(range(world_size)),)
 
 
-def lines_of(degree: int | None, world_size: int, *, where: str) -> Layout:
+def lines_of(degree: int | None, world_size: int) -> Layout:
     """Neighbouring ranks, `degree` to a group; None: all ranks in one."""
     if degree is not None and world_size % degree:
         raise UsageError(
             f"{world_size} ranks do not divide into groups of {degree}",
             hint="choose a degree that divides the number of ranks",
-            where=where,
+            where="--set degree=…",
         )
     width = degree or world_size
     return tuple(tuple(range(first, first + width)) for first in range(0, world_size, width))
@@ -134,10 +135,17 @@ def compute(
 
 
 def collective(
-    name: str, operation: str, groups: Layout, elements: int, *, after: Iterable[str] = (), dtype: str = "float32"
+    name: str,
+    operation: str,
+    groups: Layout,
+    elements: int,
+    *,
+    after: Iterable[str] = (),
+    dtype: str = "float32",
+    root: int = 0,
 ) -> Step:
-    """`elements` of the table's size. Groups must be equally large."""
-    return Step(name, groups, tuple(after), operation, Shape(len(groups[0]), elements), None, dtype)
+    """`elements` of the table's size. Groups must be equally large. `root` is a member of the group, by its place."""
+    return Step(name, groups, tuple(after), operation, Shape(len(groups[0]), elements, root), None, dtype)
 
 
 def exchange(
@@ -155,19 +163,26 @@ def message(
     return Step(name, ((sender, receiver),), tuple(after), "send_recv", shape, None, dtype)
 
 
-def rooted(
-    name: str,
-    operation: str,
-    ranks: tuple[int, ...],
-    root: int,
-    elements: int,
+def reduce_buckets(
+    part: str,
+    buckets: Iterable[int],
+    world_size: int,
     *,
-    after: Iterable[str] = (),
+    before: Iterable[str] = (),
+    flops: float = 0.0,
     dtype: str = "float32",
-) -> Step:
-    """`root` is a rank of the world."""
-    shape = Shape(len(ranks), elements, ranks.index(root))
-    return Step(name, (ranks,), tuple(after), operation, shape, None, dtype)
+) -> list[Step]:
+    """A backward pass whose gradients are added up bucket by bucket, each as soon as it is ready."""
+    steps: list[Step] = []
+    for number, elements in enumerate(buckets):
+        backward = f"{part}backward.{number}"
+        reduce = f"{part}reduce.{number}"
+        steps += [
+            compute(backward, range(world_size), after=before, flops=flops),
+            collective(reduce, "all_reduce", everybody(world_size), elements, after=[backward], dtype=dtype),
+        ]
+        before = [backward]
+    return steps
 
 
 def transpose(pieces: Sequence[Sequence[int]]) -> Pieces:
@@ -182,25 +197,20 @@ def require_sound(steps: Sequence[Step], world_size: int) -> None:
         _require(_NAME.fullmatch(step.name) is not None, step, "names are words, or words and numbers: gather.3")
         _require(step.name not in known, step, "the name stands there twice")
         known[step.name] = step
-        _require_groups(step, world_size)
+        ranks = step.ranks
+        _require(bool(ranks) and all(step.groups), step, "nobody is in one of its groups")
+        _require(len(set(ranks)) == len(ranks), step, "a rank is in two of its groups")
+        _require(all(0 <= rank < world_size for rank in ranks), step, f"a rank is not among the {world_size}")
+        if step.communicates:
+            members = len(step.pieces) if step.pieces is not None else step.make_shape().members
+            _require(all(len(group) == members for group in step.groups), step, f"its shape is for groups of {members}")
+            _require(step.pieces is not None or step.shape is not None, step, "it has neither a shape nor pieces")
     for step in steps:
         for name in step.after:
             _require(name in known, step, f"it comes after {name!r}, which is not there")
             shared = set(step.ranks) & set(known[name].ranks)
             _require(bool(shared), step, f"it comes after {name!r}, but no rank is in both")
     order_steps(steps)
-
-
-def _require_groups(step: Step, world_size: int) -> None:
-    ranks = step.ranks
-    _require(bool(ranks) and all(step.groups), step, "nobody is in one of its groups")
-    _require(len(set(ranks)) == len(ranks), step, "a rank is in two of its groups")
-    _require(all(0 <= rank < world_size for rank in ranks), step, f"a rank is not among the {world_size}")
-    if not step.communicates:
-        return
-    members = len(step.pieces) if step.pieces is not None else step.make_shape().members
-    _require(all(len(group) == members for group in step.groups), step, f"its shape is for groups of {members}")
-    _require(step.pieces is not None or step.shape is not None, step, "it has neither a shape nor pieces")
 
 
 def _require(holds: bool, step: Step, rule: str) -> None:
@@ -256,14 +266,9 @@ def make_program(steps: Sequence[Step], rank: int, *, overlap: bool = True) -> l
     for each other.
     """
     mine = [step for step in order_steps(steps) if step.group_of(rank) is not None]
-    return _overlap(mine) if overlap else _one_at_a_time(mine)
-
-
-def _one_at_a_time(steps: Sequence[Step]) -> list[Action]:
-    actions = []
-    for step in steps:
-        actions += [Action("start", step), Action("wait", step)] if step.communicates else [Action("compute", step)]
-    return actions
+    if overlap:
+        return _overlap(mine)
+    return [Action(kind, step) for step in mine for kind in (("start", "wait") if step.communicates else ("compute",))]
 
 
 def _overlap(steps: Sequence[Step]) -> list[Action]:
@@ -295,3 +300,20 @@ def _overlap(steps: Sequence[Step]) -> list[Action]:
                     actions.append(Action("wait", going.pop(name)))
                     done.add(name)
     return actions + [Action("wait", step) for step in going.values()]
+
+
+class Pattern(NamedTuple):
+    name: str
+    summary: str
+    options: type[PatternOptions]
+    build: Callable[[Any, int], list[Step]]
+
+    def make_steps(self, options: PatternOptions, world_size: int) -> list[Step]:
+        steps = self.build(options, world_size)
+        require_sound(steps, world_size)
+        return order_steps(steps)
+
+    def list_values(self, options: PatternOptions | None = None) -> dict[str, Parameter]:
+        """As plain values; without options, the usual ones."""
+        values: dict[str, Any] = msgspec.to_builtins(options or self.options())
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

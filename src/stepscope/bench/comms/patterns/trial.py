@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from stepscope.bench.comms.group import Bound, Waitable
 from stepscope.bench.comms.kernels import EmbeddingTables, make_matmuls, matmul_bytes
 from stepscope.bench.comms.patterns.registry import read_case
 from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes, make_program
-from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
+from stepscope.bench.comms.trial import Facts, Part, Room, Stopwatch, Trial
 from stepscope.records import Case, Notice, Score
 from stepscope.records.kinds import PatternLookup, PatternObserved, PatternStep
 
@@ -53,10 +54,9 @@ class PatternTrial(Trial):
         self._begun: dict[str, Any] = {}
         self._taken: list[dict[str, Moments]] = []
         """Moments of each step, one entry per call of `body`, until they are known as seconds."""
-        self._current: dict[str, Moments] = {}
         parts = [f"{kind}{name}" for name in self._exchanges for kind in (STEP, WAIT)]
         self.times_s = {name: [] for name in (*parts, *(f"{STEP}{name}" for name in self._tables))}
-        self._wrong: dict[str, int] = {}
+        self._wrong: Counter[str] = Counter()
         self._composed: dict[str, str] = {}
 
     def _make_exchanges(self, key: str) -> dict[str, Exchange]:
@@ -83,9 +83,11 @@ class PatternTrial(Trial):
     def needed_bytes(self) -> int:
         """What values are made from is needed by one step at a time only."""
         making = [self._making_bytes(step) for step in self._steps if step.name in self._exchanges]
-        kept = sum(exchange.needed_bytes() for exchange in self._exchanges.values()) - sum(making)
-        kept += sum(tables.needed_bytes() for tables in self._tables.values())
+        kept = super().needed_bytes() - sum(making)
         return kept + max(making, default=0) + matmul_bytes(self._find_flops(), self.room.device.name)
+
+    def parts(self) -> list[Part]:
+        return [*self._exchanges.values(), *self._tables.values()]
 
     def _making_bytes(self, step: Step) -> int:
         """The part of `Exchange.needed_bytes` that is free again when the step's values are made."""
@@ -120,10 +122,9 @@ class PatternTrial(Trial):
         return {action.step.flops for action in self._program if action.step.flops}
 
     def _do(self, actions: list[Callable[[], object]]) -> None:
-        self._current = {}
+        self._taken.append({})
         for act in actions:
             act()
-        self._taken.append(self._current)
 
     def _start(self, name: str, bound: Bound, going: dict[str, list[Waitable]]) -> None:
         self._begun[name] = self._watch.now()
@@ -133,19 +134,16 @@ class PatternTrial(Trial):
         before = self._watch.now()
         for work in going.pop(name):
             work.wait()
-        self._current[name] = (self._begun[name], before, self._watch.now())
+        self._taken[-1][name] = (self._begun[name], before, self._watch.now())
 
     def _look_up(self, name: str, look_up: Callable[[], None]) -> None:
         before = self._watch.now()
         look_up()
-        self._current[name] = (before, None, self._watch.now())
+        self._taken[-1][name] = (before, None, self._watch.now())
 
     def refresh(self) -> None:
         self.settle()
-        for tables in self._tables.values():
-            tables.refresh()
-        for exchange in self._exchanges.values():
-            exchange.refresh()
+        super().refresh()
 
     def settle(self) -> None:
         """Moments on a device's time line can be read only when it has passed them: between samples."""
@@ -157,51 +155,35 @@ class PatternTrial(Trial):
         self._taken.clear()
 
     def count_wrong(self) -> int | None:
-        parts: dict[str, Exchange | EmbeddingTables] = {**self._exchanges, **self._tables}
+        parts: dict[str, Part] = {**self._exchanges, **self._tables}
         counts = {name: part.count_wrong() for name, part in parts.items()}
-        known = {name: count for name, count in counts.items() if count is not None}
-        for name, count in known.items():
-            if count:
-                self._wrong[name] = self._wrong.get(name, 0) + count
-        return sum(known.values()) if known else None
+        self._wrong += Counter({name: count for name, count in counts.items() if count})
+        known = [count for count in counts.values() if count is not None]
+        return sum(known) if known else None
 
     def facts(self) -> Facts:
         moved = busiest_rank_bytes(self._steps, self.room.world.size)
         sequence = describe_sequence(self._steps)
+        # Lookups of the busiest rank, which every rank can tell.
+        lookups = [
+            PatternLookup(
+                name=step.name, tables=max(one.tables), rows=one.rows, moved_bytes=max(one.list_moved_bytes())
+            )
+            for step in self._steps
+            if (one := step.lookups) is not None
+        ]
         observed = PatternObserved(
             steps=len(sequence),
             busiest_rank_bytes=round(moved),
             sequence=sequence,
             composed="; ".join(dict.fromkeys(self._composed.values())) or None,
-            lookups=self._describe_lookups(),
+            lookups=lookups,
         )
-        score = Score(unit="GB/s", work=moved) if moved else None
-        return Facts(score=score, observed=observed, notices=self._find_notices())
-
-    def _describe_lookups(self) -> list[PatternLookup]:
-        """Those of the busiest rank, which every rank can tell."""
-        return [
-            PatternLookup(
-                name=step.name, tables=max(step.lookups.tables), rows=step.lookups.rows,
-                moved_bytes=max(step.lookups.list_moved_bytes()),
-            )
-            for step in self._steps
-            if step.lookups is not None
-        ]  # fmt: skip
-
-    def _find_notices(self) -> list[Notice]:
-        if not self._wrong:
-            return []
         named = ", ".join(f"{name} ({count})" for name, count in self._wrong.items())
-        return [Notice(kind="wrong_steps", message=f"wrong elements on rank {self.room.world.rank}: {named}")]
+        message = f"wrong elements on rank {self.room.world.rank}: {named}"
+        notices = [Notice(kind="wrong_steps", message=message)] if named else []
+        return Facts(score=Score(unit="GB/s", work=moved) if moved else None, observed=observed, notices=notices)
 
     def forget(self) -> None:
         self._taken.clear()
         super().forget()
-
-    def close(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.close()
-        for tables in self._tables.values():
-            tables.close()
-        self.body = idle

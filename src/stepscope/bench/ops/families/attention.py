@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     MATRIX_FLOATS,
@@ -14,21 +15,19 @@ from stepscope.bench.ops.operator import (
     Operator,
     Parameter,
     Shape,
+    Sizes,
     UnsupportedError,
     Work,
 )
 from stepscope.core.lazy_torch import functional, torch
 
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
-
 _BACKENDS = {
-    "math": "MATH",
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
+    "math": ("MATH", "math"),
+    "flash": ("FLASH_ATTENTION", "flash"),
+    "efficient": ("EFFICIENT_ATTENTION", "mem_efficient"),
+    "cudnn": ("CUDNN_ATTENTION", "cudnn"),
 }
-"""Our names and torch's."""
+"""Our names, torch's, and those of its switches."""
 _NO_KERNEL = ("No available kernel", "No viable backend")
 """How torch says that a backend does not serve a case: on a GPU, on a CPU."""
 
@@ -91,18 +90,14 @@ class Attention(Operator):
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """The scores, where they are written out: torch picks a fused kernel, which does not, for all but float64."""
-        if shape["backend"] != "math" and (shape["backend"] != "auto" or dtype != "float64"):
-            return 0
+        writes = shape["backend"] == "math" or (shape["backend"] == "auto" and dtype == "float64")
         scores = shape["batch"] * shape["heads"] * shape["queries"] * shape["keys"]
-        return int(scores * DTYPE_BYTES[dtype])
+        return int(scores * DTYPE_BYTES[dtype]) if writes else 0
 
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+    def sizes(self, shape: Shape) -> Sizes:
         batch, width = shape["batch"], shape["head_dim"]
-        return {
-            "query": maker.values(batch, shape["heads"], shape["queries"], width),
-            "key": maker.values(batch, shape["kv_heads"], shape["keys"], width),
-            "value": maker.values(batch, shape["kv_heads"], shape["keys"], width),
-        }
+        key = (batch, shape["kv_heads"], shape["keys"], width)
+        return {"query": (batch, shape["heads"], shape["queries"], width), "key": key, "value": key}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
@@ -156,16 +151,12 @@ def _on_backend(attend: Call, backend: str) -> Call:
     from torch.backends import cuda
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    kind = getattr(SDPBackend, _BACKENDS[backend])
-    switches: dict[str, tuple[Any, Any]] = {
-        "math": (cuda.enable_math_sdp, cuda.math_sdp_enabled),
-        "flash": (cuda.enable_flash_sdp, cuda.flash_sdp_enabled),
-        "efficient": (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled),
-        "cudnn": (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled),
-    }
-    turned = [(turn, name == backend) for name, (turn, enabled) in switches.items() if enabled() != (name == backend)]
-
-    is_compiling = torch.compiler.is_compiling
+    kind, is_compiling = getattr(SDPBackend, _BACKENDS[backend][0]), torch.compiler.is_compiling
+    turned = [
+        (getattr(cuda, f"enable_{switch}_sdp"), name == backend)
+        for name, (_, switch) in _BACKENDS.items()
+        if getattr(cuda, f"{switch}_sdp_enabled")() != (name == backend)
+    ]
 
     def only() -> Any:
         if is_compiling():

@@ -84,14 +84,13 @@ class CallAny(Operator):
 
         Backward, their gradients are written too. Operations are counted for products alone.
         """
-        plan = read_plan(shape)
-        stored = _stored(dtype)
-        tensors, weights = plan.tensors().values(), _weights(plan, stored)
-        moved = sum(spec.bytes_in(stored) for spec in tensors) + sum(one.bytes for one in weights)
-        flops = _count_flops(plan)
+        plan, stored = read_plan(shape), _stored(dtype)
+        weights, flops = _weights(plan, stored), _count_flops(plan)
+        moved = _given_bytes(plan, stored, weights)
         if direction == "forward":
             return Work(flops=flops, bytes=moved)
-        gradients = sum(spec.bytes_in(stored) for spec in tensors if spec.grad and spec.is_float(stored))
+        tensors = [spec for spec in plan.tensors().values() if spec.grad and spec.is_float(stored)]
+        gradients = sum(spec.bytes_in(stored) for spec in tensors)
         gradients += sum(one.bytes for one in weights if one.takes_gradient)
         return Work(flops=2 * flops, bytes=moved + gradients)
 
@@ -99,7 +98,7 @@ class CallAny(Operator):
         """With what it returns, where torch is loaded and can tell without computing; else as much again."""
         plan, stored = read_plan(shape), _stored(dtype)
         weights = _weights(plan, stored)
-        given = sum(spec.bytes_in(stored) for spec in plan.tensors().values()) + sum(one.bytes for one in weights)
+        given = _given_bytes(plan, stored, weights)
         returned = _returned_bytes(plan, stored, weights) if sys.modules.get("torch") else None
         return given + (given if returned is None else returned)
 
@@ -136,7 +135,33 @@ class CallAny(Operator):
         floats (positions of maxima) are not compared: ties fall differently.
         """
         device = next((str(one.device) for one in inputs.values() if one.device.type != "cpu"), "cpu")
-        return check_call(self, shape, self.make_inputs(shape, Maker(dtype, device)), dtype, direction)
+        inputs = self.make_inputs(shape, Maker(dtype, device))
+        reason = _why_incomparable(shape, inputs)
+        if reason is not None:
+            return reason
+        with torch.no_grad():
+            results = _call(self, shape, _copy(inputs))
+            floats = [one for one in (*inputs.values(), *results) if one.is_floating_point()]
+            rule = _loosest([dtype, *(str(one.dtype).removeprefix("torch.") for one in floats)])
+            if _differ(results, _call(self, shape, _copy(inputs)), rule):
+                return "two calls on the same inputs differ: its result is random or not deterministic"
+        upstream: Sequence[torch.Tensor] = ()
+        if direction == "backward":
+            results, upstream = take_gradients(self, self.bind, shape, _copy(inputs))
+        elif not any(one.is_floating_point() for one in results):
+            return "it gives no floats: whole numbers that come from floats may differ where there are ties"
+        try:
+            if direction == "backward":
+                expected, _ = take_gradients(self, self.bind, shape, widen(_copy(inputs)), lambda _: upstream)
+            else:
+                with torch.no_grad():
+                    expected = _call(self, shape, widen(_copy(inputs)))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return f"torch does not make the same call in float64: {first_line(error)}"
+        _compare(self.name if direction == "forward" else f"{self.name} backward", results, expected, rule)
+        return None
 
 
 def _join(shape: Shape, by_place: str, by_name: str) -> tuple[str, str]:
@@ -166,6 +191,10 @@ def make_call_shape(target: str, arguments: str = "", *, build: str = "", where:
         hint = "write for example --call aten::mm --args 'float32[1024,64] float32[64,128]'"
         raise UsageError(str(error), hint=hint, where=where) from None
     return made
+
+
+def _given_bytes(plan: CallPlan, dtype: str, weights: Sequence[ModuleTensor]) -> int:
+    return sum(spec.bytes_in(dtype) for spec in plan.tensors().values()) + sum(one.bytes for one in weights)
 
 
 def _stored(dtype: str) -> str:
@@ -233,40 +262,6 @@ OPERATOR = CallAny()
 
 _RULES = {"float8_e5m2": "float8_e4m3fn"}
 """Dtypes without a tolerance of their own."""
-
-
-def check_call(
-    operator: Operator, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str
-) -> str | None:
-    """Raises WrongResultError. The reason why nothing could be compared; None: it was."""
-    reason = _why_incomparable(shape, inputs)
-    if reason is not None:
-        return reason
-    with torch.no_grad():
-        results = _call(operator, shape, _copy(inputs))
-        names = [
-            str(one.dtype).removeprefix("torch.") for one in (*inputs.values(), *results) if one.is_floating_point()
-        ]
-        rule = _loosest([dtype, *names])
-        if _differ(results, _call(operator, shape, _copy(inputs)), rule):
-            return "two calls on the same inputs differ: its result is random or not deterministic"
-    upstream: Sequence[torch.Tensor] = ()
-    if direction == "backward":
-        results, upstream = take_gradients(operator, operator.bind, shape, _copy(inputs))
-    elif not any(one.is_floating_point() for one in results):
-        return "it gives no floats: whole numbers that come from floats may differ where there are ties"
-    try:
-        if direction == "backward":
-            expected, _ = take_gradients(operator, operator.bind, shape, widen(_copy(inputs)), lambda _: upstream)
-        else:
-            with torch.no_grad():
-                expected = _call(operator, shape, widen(_copy(inputs)))
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        return f"torch does not make the same call in float64: {first_line(error)}"
-    _compare(operator.name if direction == "forward" else f"{operator.name} backward", results, expected, rule)
-    return None
 
 
 def _why_incomparable(shape: Shape, inputs: Mapping[str, torch.Tensor]) -> str | None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 from stepscope.core.lazy_torch import functional, torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _KERNEL = Parameter("kernel", "elements", 3, "extent of the kernel along every spatial dimension")
 _STRIDE = Parameter("stride", "elements", 1, "step of the kernel")
@@ -25,15 +23,6 @@ def _channels(default: int) -> tuple[Parameter, Parameter]:
         Parameter("in", "channels", default, "input channels"),
         Parameter("out", "channels", default, "output channels"),
     )
-
-
-class _Counts(NamedTuple):
-    """Elements of the tensors of one convolution."""
-
-    input: int
-    weight: int
-    bias: int
-    output: int
 
 
 class _Convolution(Operator):
@@ -66,23 +55,17 @@ class _Convolution(Operator):
                     f"dilation·(kernel − 1) + 1"
                 )
 
-    def _counts(self, shape: Shape) -> _Counts:
-        batch, wide, out = shape["batch"], shape["in"], shape["out"]
-        return _Counts(
-            input=batch * wide * math.prod(shape[name] for name in self.spatial),
-            weight=out * (wide // shape["groups"]) * shape["kernel"] ** len(self.spatial),
-            bias=out if shape["bias"] == "yes" else 0,
-            output=batch * out * math.prod(self.output_extents(shape)),
-        )
-
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        count, size = self._counts(shape), DTYPE_BYTES[dtype]
-        products = 2 * count.output * count.weight // shape["out"]
-        added = count.output if count.bias else 0
+        batch, wide, out, size = shape["batch"], shape["in"], shape["out"], DTYPE_BYTES[dtype]
+        given = batch * wide * math.prod(shape[name] for name in self.spatial)
+        taps = wide // shape["groups"] * shape["kernel"] ** len(self.spatial)
+        weight, bias = out * taps, out if shape["bias"] == "yes" else 0
+        output = batch * out * math.prod(self.output_extents(shape))
+        products, added = 2 * output * taps, output if bias else 0
         if direction == "forward":
-            return Work(products + added, size * (count.input + count.weight + count.bias + count.output))
+            return Work(products + added, size * (given + weight + bias + output))
         # Upstream, input and weight read; the gradients of input, weight and bias written.
-        return Work(2 * products + added, size * (count.output + 2 * count.input + 2 * count.weight + count.bias))
+        return Work(2 * products + added, size * (output + 2 * given + 2 * weight + bias))
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         kernel = [shape["kernel"]] * len(self.spatial)

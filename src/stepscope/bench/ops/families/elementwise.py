@@ -6,16 +6,15 @@ Operations are counted one for each addition, multiplication, comparison or func
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.bench.ops.families.pointwise import COLS, ROWS
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, UnsupportedError, Work
 from stepscope.bench.ops.reference import check_backward, check_forward
 from stepscope.core.lazy_torch import functional, torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 
 class _Step(NamedTuple):
@@ -128,13 +127,12 @@ class Elementwise(Operator):
         return int(between * shape["rows"] * shape["cols"] * DTYPE_BYTES[dtype])
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        steps = self.steps(shape)
-        size = (shape["rows"], shape["cols"])
-        ranges = self._operand_ranges(steps)
-        inputs = {"input": _spread(maker, size, ranges[0])}
-        for name, place in _operand_names(steps).items():
-            inputs[name] = _spread(maker, size, ranges[1 + place])
-        return inputs
+        ranges, places = self._operand_ranges(self.steps(shape)), _operand_names(self.steps(shape))
+        bounds = {"input": ranges[0]} | {name: ranges[1 + place] for name, place in places.items()}
+        return {
+            name: maker.uniform(shape["rows"], shape["cols"]) * (high - low) + low
+            for name, (low, high) in bounds.items()
+        }
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         first, calls = inputs["input"], self._step_calls(shape, inputs)
@@ -163,12 +161,8 @@ class Elementwise(Operator):
         calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
         for place, step in enumerate(steps):
             function = functional.gelu if step == "gelu" else getattr(torch, _torch_name(step))
-            if _STEPS[step].operand == "tensor":
-                calls.append(_with_operand(function, inputs[names[place]]))
-            elif _STEPS[step].operand == "number":
-                calls.append(_with_operand(function, ranges[1 + place][0]))
-            else:
-                calls.append(function)
+            operand = inputs[names[place]] if place in names else ranges[1 + place][0]
+            calls.append(_with_operand(function, operand) if _STEPS[step].operand else function)
         return calls
 
     @staticmethod
@@ -281,44 +275,33 @@ def _operand_range(step: str, low: float, *, positive: bool) -> Range:
     return _POSITIVE if positive else _SIGNED
 
 
-def _step_range(step: str, values: Range, operands: Range) -> Range:
-    """Bounds of the next value, from the ends of both ranges; divisors and exponents are positive."""
-    low, high = values
-    small, large = operands
-    if step == "square":
-        ends = (low * low, high * high)
-        return (min(ends) if low * high > 0 else 0.0, max(ends))
-    if step == "abs":
-        return (min(abs(low), abs(high)) if low * high > 0 else 0.0, max(abs(low), abs(high)))
-    if step == "gelu":
-        ends = (_gelu(low), _gelu(high))
-        return (min(ends) if low >= 0 else _LEAST_GELU, max(ends))
-    two_sided: dict[str, Callable[[float, float], float]] = {
-        "add": lambda v, o: v + o,
-        "sub": lambda v, o: v - o,
-        "mul": lambda v, o: v * o,
-        "div": lambda v, o: v / o,
-        "pow": lambda v, o: v**o,
-    }
-    one_sided: dict[str, Callable[[float], float]] = {
-        "relu": lambda v: max(v, 0.0),
-        "tanh": math.tanh,
-        "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
-        "exp": math.exp,
-        "sqrt": math.sqrt,
-        "neg": lambda v: -v,
-    }
-    if step in one_sided:
-        ends_of = [one_sided[step](v) for v in (low, high)]
-    else:
-        ends_of = [two_sided[_torch_name(step)](v, o) for v in (low, high) for o in (small, large)]
-    return min(ends_of), max(ends_of)
-
-
 def _gelu(value: float) -> float:
     return value * (1 + math.erf(value / 2**0.5)) / 2
 
 
-def _spread(maker: Maker, size: tuple[int, int], bounds: Range) -> torch.Tensor:
-    low, high = bounds
-    return maker.uniform(*size) * (high - low) + low
+_OF_ONE: dict[str, Callable[[float], float]] = {
+    "relu": lambda v: max(v, 0.0),
+    "gelu": _gelu,
+    "tanh": math.tanh,
+    "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
+    "exp": math.exp,
+    "sqrt": math.sqrt,
+    "abs": abs,
+    "neg": lambda v: -v,
+    "square": lambda v: v * v,
+}
+_OF_TWO: dict[str, Callable[[float, float], float]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow,
+}  # fmt: skip
+_TURNS = {"abs": 0.0, "square": 0.0, "gelu": _LEAST_GELU}
+"""The least value of steps that fall before they rise: between values of both signs, of gelu among negative ones."""
+
+
+def _step_range(step: str, values: Range, operands: Range) -> Range:
+    """Bounds of the next value, from the ends of both ranges; divisors and exponents are positive."""
+    if step in _OF_ONE:
+        ends = [_OF_ONE[step](v) for v in values]
+    else:
+        ends = [_OF_TWO[_torch_name(step)](v, o) for v in values for o in operands]
+    turns = step in _TURNS and values[0] < 0 and (values[1] >= 0 or step == "gelu")
+    return _TURNS[step] if turns else min(ends), max(ends)

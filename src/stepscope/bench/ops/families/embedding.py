@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import pickle
 import zipfile
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from stepscope.bench.ops.inputs import SEED
+from stepscope.bench.ops.inputs import SEED, Maker
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     FLOATS,
@@ -28,9 +27,6 @@ from stepscope.bench.ops.operator import (
 from stepscope.bench.ops.reference import count_repeats
 from stepscope.core.errors import BadInputError
 from stepscope.core.lazy_torch import functional, torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 LARGEST_ALPHA = 10.0
 EXACT_RANKS = 1024
@@ -122,9 +118,10 @@ class _EmbeddingBags(Operator):
     differentiable = ("table",)
     adds_gradients_by = "row"
 
-    @abstractmethod
-    def tables(self, shape: Shape) -> range:
-        """The tables taken from a file; without one their number alone matters."""
+    @staticmethod
+    def tables(shape: Shape) -> range:
+        """The tables taken from a file, one or the first of many; without one their number alone matters."""
+        return range(shape["tables"]) if "tables" in shape else range(shape["table"], shape["table"] + 1)
 
     def bags(self, shape: Shape) -> int:
         return len(self.tables(shape)) * int(shape["batch"])
@@ -142,8 +139,9 @@ class _EmbeddingBags(Operator):
             raise ValueError(
                 f"lengths={shape['lengths']} cannot be: with indices={FILE}PATH the file gives the lengths"
             )
-        if shape["lookups"] and not from_file:
-            raise ValueError(f"lookups={shape['lookups']} cannot be: lookups is for indices={FILE}PATH alone")
+        for name in ("lookups", "table"):
+            if shape.get(name) and not from_file:
+                raise ValueError(f"{name}={shape[name]} cannot be: {name} is for indices={FILE}PATH alone")
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         lookups, bags, dim = self.lookups(shape), self.bags(shape), shape["dim"]
@@ -228,17 +226,15 @@ class _EmbeddingBags(Operator):
         tables, rows, batch, pooling = len(self.tables(shape)), shape["rows"], shape["batch"], shape["pooling"]
         each = batch * pooling
         if shape["indices"] == "zipf":
-            ranks = zipf_ranks(tables * each, rows, shape["alpha"], maker.generator)
-            indices = spread_ranks(ranks, rows)
+            indices = spread_ranks(zipf_ranks(tables * each, rows, shape["alpha"], maker.generator), rows)
         else:
             indices = maker.indices(rows, tables * each)
-        first_rows = torch.arange(tables, device=maker.device) * rows
-        indices += first_rows.repeat_interleave(each)
+        indices += (torch.arange(tables, device=maker.device) * rows).repeat_interleave(each)
         if shape["lengths"] == "fixed":
             return Bags(indices, torch.arange(tables * batch, device=maker.device) * pooling)
-        lengths = [length for table in range(tables) for length in drawn_lengths(batch, pooling, SEED + table)]
-        ends = maker.tensor(lengths).cumsum(0)
-        return Bags(indices, ends - maker.tensor(lengths))
+        drawn = [length for table in range(tables) for length in drawn_lengths(batch, pooling, SEED + table)]
+        lengths = maker.tensor(drawn)
+        return Bags(indices, lengths.cumsum(0) - lengths)
 
     def _read_bags(self, shape: Shape, maker: Maker) -> Bags:
         path = Path(shape["indices"].removeprefix(FILE)).expanduser()
@@ -277,12 +273,9 @@ class _EmbeddingBags(Operator):
         """The work is counted without the file, so what was declared must be what the file holds."""
         declared, bags = self.lookups(shape), self.bags(shape)
         nearest = max(1, round(real / bags))
+        allowed = WHOLE_POOLING_TOLERANCE if shape["pooling"] == nearest else POOLING_TOLERANCE
         if shape["lookups"]:
             allowed = 0.0
-        elif shape["pooling"] == nearest:
-            allowed = WHOLE_POOLING_TOLERANCE
-        else:
-            allowed = POOLING_TOLERANCE
         if abs(real - declared) > allowed * declared:
             fits = abs(real - nearest * bags) <= WHOLE_POOLING_TOLERANCE * nearest * bags
             raise BadInputError(
@@ -308,14 +301,6 @@ class EmbeddingBag(_EmbeddingBags):
     )
     tiny = {"rows": 100, "dim": 8, "pooling": 5, "batch": 6}
 
-    def tables(self, shape: Shape) -> range:
-        return range(shape["table"], shape["table"] + 1)
-
-    def check_shape(self, shape: Shape) -> None:
-        super().check_shape(shape)
-        if shape["table"] and not shape["indices"].startswith(FILE):
-            raise ValueError(f"table={shape['table']} cannot be: table is for indices={FILE}PATH alone")
-
 
 class EmbeddingBags(_EmbeddingBags):
     name = "embedding_bags"
@@ -332,9 +317,6 @@ class EmbeddingBags(_EmbeddingBags):
         *_OPTIONS,
     )
     tiny = {"tables": 3, "rows": 40, "dim": 8, "pooling": 5, "batch": 4}
-
-    def tables(self, shape: Shape) -> range:
-        return range(shape["tables"])
 
 
 def load_lookups(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

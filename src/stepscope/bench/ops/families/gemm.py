@@ -214,9 +214,12 @@ class Mlp(Operator):
     def check_shape(self, shape: Shape) -> None:
         self.widths(shape)
 
+    def _weights(self, shape: Shape) -> int:
+        """Elements of all weights, biases left out."""
+        return sum(wide * out for wide, out in pairwise(self.widths(shape)))
+
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
-        widths, batch, size = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
-        weights = sum(wide * out for wide, out in pairwise(widths))
+        widths, batch, size, weights = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype], self._weights(shape)
         biases, hidden = sum(widths[1:]), sum(widths[1:-1])
         # Backward, two products and a bias sum per layer, and the mask of each ReLU; hidden outputs are read again.
         passes, kept = (1, 0) if direction == "forward" else (2, batch * hidden)
@@ -225,9 +228,7 @@ class Mlp(Operator):
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """Hidden outputs before and after ReLU, and the values that the scaled weights were made of."""
-        widths = self.widths(shape)
-        hidden, weights = sum(widths[1:-1]), sum(wide * out for wide, out in pairwise(widths))
-        return (2 * int(shape["batch"]) * hidden + weights) * DTYPE_BYTES[dtype]
+        return (2 * int(shape["batch"]) * sum(self.widths(shape)[1:-1]) + self._weights(shape)) * DTYPE_BYTES[dtype]
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         widths = self.widths(shape)
@@ -280,11 +281,18 @@ class _MaskedMlp(Mlp):
     happens to so many that no comparison would be left.
     """
 
-    def __init__(self, masks: list[torch.Tensor]) -> None:
-        self._masks = masks
+    def __init__(self, masks: list[torch.Tensor], gradients: torch.dtype | None = None) -> None:
+        """`gradients`: what goes back from layer to layer is rounded to this dtype; None: it is not."""
+        self._masks, self._gradients = masks, gradients
 
     def _pass(self, layer: int, value: torch.Tensor) -> torch.Tensor:
-        return value * self._masks[layer]
+        return self.rounded(value * self._masks[layer])
+
+    def rounded(self, value: torch.Tensor) -> torch.Tensor:
+        """The value, whose gradient will be rounded."""
+        if self._gradients is not None:
+            value.register_hook(lambda one: one.to(self._gradients).double())  # type: ignore[no-untyped-call]
+        return value
 
 
 def relu_masks(shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> list[torch.Tensor]:
@@ -309,42 +317,33 @@ STEP_TOLERANCE = 0.15
 """Relative error allowed of a step that shows: half a last digit of eight, and the gradient's own tolerance."""
 
 
-class MlpTrain(Operator):
+class MlpTrain(Mlp):
     name = "mlp_train"
     summary = (
         "a stack's training step: forward, softmax with cross-entropy, backward, plain SGD; 6 flop a weight and row"
     )
-    parameters = Mlp.parameters
-    dtypes = MATRIX_FLOATS
     passes = ("forward",)
-    unit = "TFLOP/s"
-    tiny = Mlp.tiny
-
-    def check_shape(self, shape: Shape) -> None:
-        Mlp.widths(shape)
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         """Three products a layer; activations, loss and optimizer are not counted, as those benchmarks do not."""
-        widths, batch, size = Mlp.widths(shape), shape["batch"], DTYPE_BYTES[dtype]
-        weights = sum(wide * out for wide, out in pairwise(widths))
+        widths, batch, size, weights = self.widths(shape), shape["batch"], DTYPE_BYTES[dtype], self._weights(shape)
         # Weights and biases are read and written, the input read, and targets are int64.
         moved = size * (batch * widths[0] + 2 * (weights + sum(widths[1:]))) + 8 * batch
         return Work(flops=6 * batch * weights, bytes=moved)
 
     def footprint_bytes(self, shape: Shape, dtype: str) -> int:
         """Weights, their gradients, and what the forward pass keeps."""
-        kept = int(shape["batch"]) * sum(Mlp.widths(shape)) * DTYPE_BYTES[dtype]
+        kept = int(shape["batch"]) * sum(self.widths(shape)) * DTYPE_BYTES[dtype]
         return self.work(shape, dtype, "forward").bytes + 3 * kept
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """The values that input, weights and biases were copied from."""
-        widths = Mlp.widths(shape)
-        weights = sum(wide * out for wide, out in pairwise(widths)) + sum(widths[1:])
-        return (int(shape["batch"]) * widths[0] + weights) * DTYPE_BYTES[dtype]
+        widths = self.widths(shape)
+        return (int(shape["batch"]) * widths[0] + self._weights(shape) + sum(widths[1:])) * DTYPE_BYTES[dtype]
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        inputs = {name: maker.own(tensor) for name, tensor in Mlp().make_inputs(shape, maker).items()}
-        return {**inputs, "target": maker.indices(Mlp.widths(shape)[-1], shape["batch"])}
+        inputs = {name: maker.own(tensor) for name, tensor in super().make_inputs(shape, maker).items()}
+        return {**inputs, "target": maker.indices(self.widths(shape)[-1], shape["batch"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         """Weights that are leaves already are trained as they are: their gradients can be seen after a step."""
@@ -353,7 +352,7 @@ class MlpTrain(Operator):
             name: inputs[name] if inputs[name].requires_grad else inputs[name].detach().requires_grad_()
             for name in _weight_names(inputs)
         }
-        stack = Mlp().bind(shape, {**inputs, **weights})
+        stack = super().bind(shape, {**inputs, **weights})
         optimizer = torch.optim.SGD(weights.values(), lr=LEARNING_RATE)
         enable_grad, cross_entropy = torch.enable_grad, functional.cross_entropy
 
@@ -381,7 +380,7 @@ class MlpTrain(Operator):
         before = {name: fresh[name].clone().double() for name in names}
         # Each layer rounds what the one before has rounded.
         tolerance = RELATIVE_TOLERANCE[dtype] * (len(names) / 2) ** 0.5
-        gradients = _reference_gradients(fresh, relu_masks(shape, fresh, dtype))
+        gradients = _reference_gradients(shape, fresh, relu_masks(shape, fresh, dtype))
         for name in names:
             fresh[name].requires_grad_()
         self.bind(shape, fresh)()
@@ -397,30 +396,21 @@ def _weight_names(inputs: Mapping[str, torch.Tensor]) -> list[str]:
     return [name for name in inputs if name.startswith(("weight", "bias"))]
 
 
-def _reference_gradients(inputs: Mapping[str, torch.Tensor], masks: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """In float64, written out, with the hidden elements that pass in the case's own dtype.
+def _reference_gradients(
+    shape: Shape, inputs: Mapping[str, torch.Tensor], masks: list[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """In float64, with the hidden elements that pass in the case's own dtype.
 
     What goes back from layer to layer is rounded to that dtype: over a large batch much of it is too small for
     float16.
     """
     wide = widen(inputs)
-    layers = range(len(masks) + 1)
-    value, given = wide["input"], []
-    for layer in layers:
-        given.append(value)
-        value = value @ wide[f"weight{layer}"].T + wide[f"bias{layer}"]
-        if layer < len(masks):
-            value = value * masks[layer]
-    targets = inputs["target"].unsqueeze(1)
-    upstream = (value.softmax(1) - torch.zeros_like(value).scatter_(1, targets, 1.0)) / len(value)
-    gradients = {}
-    for layer in reversed(layers):
-        upstream = upstream.to(inputs["input"].dtype).double()
-        gradients[f"weight{layer}"] = upstream.T @ given[layer]
-        gradients[f"bias{layer}"] = upstream.sum(0)
-        if layer:
-            upstream = upstream @ wide[f"weight{layer}"] * masks[layer - 1]
-    return gradients
+    weights = {name: wide[name].requires_grad_() for name in _weight_names(inputs)}
+    stack = _MaskedMlp(masks, inputs["input"].dtype)
+    with torch.enable_grad():
+        result = stack.rounded(stack.bind_reference(shape, wide)())
+        loss = functional.cross_entropy(result, inputs["target"])
+    return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
 
 
 def _require_near(name: str, result: torch.Tensor, reference: torch.Tensor, tolerance: float) -> None:

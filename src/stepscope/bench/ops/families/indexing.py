@@ -4,52 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from math import prod
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
-from stepscope.bench.ops.reference import (
-    WRONG_LIBRARY,
-    check_close,
-    count_repeats,
-    seeded_like,
-    widen,
-)
+from stepscope.bench.ops.reference import WRONG_LIBRARY, check_close, count_repeats, seeded_like, widen
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _ROWS = Parameter("rows", "rows", 100_000, "rows of the table, indices uniform over them")
 _DIM = Parameter("dim", "elements", 128, "width of a row")
 _COUNT = Parameter("count", "rows", 65_536, "rows picked, repeats allowed")
 
 
-def _whole(inputs: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """The named inputs as −1, 0 or 1: for checks of sums, which are then exact in every dtype."""
-    return {name: tensor.sign() if name in names else tensor for name, tensor in inputs.items()}
-
-
-def _count_repeated_places(index: torch.Tensor) -> int:
-    """The same where each column has indices of its own."""
-    return count_repeats(index * index.shape[1] + torch.arange(index.shape[1], device=index.device))
-
-
 class _Indexed(Operator):
-    """Whole rows, or single elements, that an index names."""
+    """Whole rows (of width `dim`), or single elements (of `columns`), that an index names."""
 
-    by_rows: ClassVar[bool] = True
-    """Whether an index names a whole row, and not a single element."""
+    @staticmethod
+    def _by_rows(shape: Shape) -> bool:
+        return "dim" in shape
 
     def _width(self, shape: Shape) -> int:
-        return int(shape["dim" if self.by_rows else "columns"])
+        return int(shape["dim" if self._by_rows(shape) else "columns"])
+
+    def _index_size(self, shape: Shape) -> tuple[int, ...]:
+        return (shape["count"],) if self._by_rows(shape) else (shape["count"], shape["columns"])
 
     def _index_bytes(self, shape: Shape) -> int:
-        return INDEX_BYTES * int(shape["count"]) * (1 if self.by_rows else self._width(shape))
+        return INDEX_BYTES * prod(self._index_size(shape))
+
+    def _places(self, shape: Shape, index: torch.Tensor) -> torch.Tensor:
+        """The rows that are named, or the places of the single elements in the table laid out flat."""
+        if self._by_rows(shape):
+            return index
+        flat: torch.Tensor = index * shape["columns"] + torch.arange(shape["columns"], device=index.device)
+        return flat
 
     def _repeated_elements(self, shape: Shape, index: torch.Tensor) -> int:
         """Elements that are named by more than one index, without the first time."""
-        return count_repeats(index) * self._width(shape) if self.by_rows else _count_repeated_places(index)
+        return count_repeats(self._places(shape, index)) * (self._width(shape) if self._by_rows(shape) else 1)
 
 
 class _Pick(_Indexed):
@@ -75,9 +68,16 @@ class _Pick(_Indexed):
         elements = (shape["rows"] + shape["count"]) * self._width(shape)
         return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
 
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        table = maker.values(shape["rows"], self._width(shape))
+        return {"table": table, "index": maker.indices(shape["rows"], *self._index_size(shape))}
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        table, places = inputs["table"], self._places(shape, inputs["index"])
+        return lambda: (table if self._by_rows(shape) else table.reshape(-1))[places]
+
 
 class Gather(_Pick):
-    by_rows = False
     adds_gradients_by = "element"
     name = "gather"
     summary = "torch.gather along dim 0: each of (count, columns) elements from its own row of (rows, columns)"
@@ -88,17 +88,8 @@ class Gather(_Pick):
     )
     tiny = {"rows": 50, "columns": 6, "count": 40}
 
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        rows, columns, count = shape["rows"], shape["columns"], shape["count"]
-        return {"table": maker.values(rows, columns), "index": maker.indices(rows, count, columns)}
-
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return partial(torch.gather, inputs["table"], 0, inputs["index"])
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        table, index = inputs["table"], inputs["index"]
-        places = index * shape["columns"] + torch.arange(shape["columns"], device=index.device)
-        return lambda: table.reshape(-1)[places]
 
 
 class _Put(_Indexed):
@@ -106,7 +97,7 @@ class _Put(_Indexed):
 
     @staticmethod
     def _adds(shape: Shape) -> bool:
-        return True
+        return bool(shape.get("accumulate", "yes") == "yes")
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         width, size, index = self._width(shape), DTYPE_BYTES[dtype], self._index_bytes(shape)
@@ -128,9 +119,33 @@ class _Put(_Indexed):
         elements = (2 * shape["rows"] + shape["count"]) * self._width(shape)
         return int(DTYPE_BYTES[dtype] * elements) + self._index_bytes(shape)
 
+    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        rows, count, width = shape["rows"], shape["count"], self._width(shape)
+        inputs = {
+            name: maker.values(size, width) for name, size in zip(self.differentiable, (rows, count), strict=True)
+        }
+        if self._adds(shape):
+            return {**inputs, "index": maker.indices(rows, *self._index_size(shape))}
+        # Each row once. Cloned: a slice of a permutation keeps all of it in memory.
+        return {**inputs, "index": maker.own(maker.permutation(rows)[:count])}
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        base, values = (inputs[name] for name in self.differentiable)
+        places = self._places(shape, inputs["index"])
+        if not self._adds(shape):
+            return lambda: base.index_copy(0, places, values)
+        if self._by_rows(shape):
+            return lambda: base.index_add(0, places, values)
+        return lambda: base.reshape(-1).index_add(0, places.reshape(-1), values.reshape(-1)).view(base.shape)
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        """Sums are taken of −1, 0 and 1: they are exact in every dtype."""
+        if self._adds(shape):
+            inputs = {name: one.sign() if name in self.differentiable else one for name, one in inputs.items()}
+        super().check(shape, inputs, dtype, direction)
+
 
 class Scatter(_Put):
-    by_rows = False
     name = "scatter"
     summary = (
         "torch.scatter_add along dim 0, out of place: a copy of (rows, columns), then (count, columns) added to it"
@@ -143,40 +158,14 @@ class Scatter(_Put):
     differentiable = ("base", "source")
     tiny = {"rows": 50, "columns": 6, "count": 40}
 
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        rows, columns, count = shape["rows"], shape["columns"], shape["count"]
-        return {
-            "base": maker.values(rows, columns),
-            "source": maker.values(count, columns),
-            "index": maker.indices(rows, count, columns),
-        }
-
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return partial(torch.scatter_add, inputs["base"], 0, inputs["index"], inputs["source"])
 
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        base, source, index = inputs["base"], inputs["source"], inputs["index"]
-        places = (index * shape["columns"] + torch.arange(shape["columns"], device=index.device)).reshape(-1)
-        return lambda: base.reshape(-1).index_add(0, places, source.reshape(-1)).view(base.shape)
-
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        super().check(shape, _whole(inputs, ("base", "source")), dtype, direction)
-
 
 class _PickRows(_Pick):
-    """Whole rows of a table, by index."""
-
     adds_gradients_by = "row"
     parameters = (_ROWS, _DIM, _COUNT)
     tiny = {"rows": 50, "dim": 8, "count": 40}
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        rows, dim, count = shape["rows"], shape["dim"], shape["count"]
-        return {"table": maker.values(rows, dim), "index": maker.indices(rows, count)}
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        table, index = inputs["table"], inputs["index"]
-        return lambda: table[index]
 
 
 class IndexSelect(_PickRows):
@@ -207,10 +196,6 @@ class IndexPut(_Put):
     differentiable = ("base", "values")
     tiny = {"rows": 50, "dim": 8, "count": 40}
 
-    @staticmethod
-    def _adds(shape: Shape) -> bool:
-        return bool(shape["accumulate"] == "yes")
-
     def check_shape(self, shape: Shape) -> None:
         if shape["accumulate"] == "no" and shape["count"] > shape["rows"]:
             raise ValueError(
@@ -218,30 +203,9 @@ class IndexPut(_Put):
                 "count is at most rows with accumulate=no"
             )
 
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        rows, dim, count = shape["rows"], shape["dim"], shape["count"]
-        adds = shape["accumulate"] == "yes"
-        return {
-            "base": maker.values(rows, dim),
-            "values": maker.values(count, dim),
-            # Cloned: a slice of a permutation keeps all of it in memory.
-            "index": maker.indices(rows, count) if adds else maker.own(maker.permutation(rows)[:count]),
-        }
-
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        base, values, index = inputs["base"], inputs["values"], (inputs["index"],)
-        adds = shape["accumulate"] == "yes"
-        return partial(torch.index_put, base, index, values, accumulate=adds)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        base, values, index = inputs["base"], inputs["values"], inputs["index"]
-        if shape["accumulate"] == "yes":
-            return lambda: base.index_add(0, index, values)
-        return lambda: base.index_copy(0, index, values)
-
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        checked = _whole(inputs, ("base", "values")) if shape["accumulate"] == "yes" else inputs
-        super().check(shape, checked, dtype, direction)
+        base, values, adds = inputs["base"], inputs["values"], self._adds(shape)
+        return partial(torch.index_put, base, (inputs["index"],), values, accumulate=adds)
 
 
 class _Ordered(Operator):
@@ -252,11 +216,11 @@ class _Ordered(Operator):
 
     def _found(self, shape: Shape) -> int:
         """Values that one row gives."""
-        return int(shape["columns"])
+        return int(shape.get("k", shape["columns"]))
 
     def _comparisons(self, shape: Shape) -> int:
         """Comparisons per element."""
-        raise NotImplementedError
+        return 1 if "k" in shape else int(shape["columns"] - 1).bit_length()
 
     def sizes(self, shape: Shape) -> Sizes:
         return {"table": (shape["rows"], shape["columns"])}
@@ -305,9 +269,6 @@ class Sort(_Ordered):
     )
     tiny = {"rows": 5, "columns": 20}
 
-    def _comparisons(self, shape: Shape) -> int:
-        return int(shape["columns"] - 1).bit_length()
-
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return partial(torch.sort, inputs["table"], dim=1)
 
@@ -330,12 +291,6 @@ class TopK(_Ordered):
     def check_shape(self, shape: Shape) -> None:
         if shape["k"] > shape["columns"]:
             raise ValueError(f"k={shape['k']} is more than columns={shape['columns']}: k is at most columns")
-
-    def _found(self, shape: Shape) -> int:
-        return int(shape["k"])
-
-    def _comparisons(self, shape: Shape) -> int:
-        return 1
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return partial(torch.topk, inputs["table"], shape["k"], dim=1)

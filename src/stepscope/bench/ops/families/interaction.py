@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 from stepscope.core.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 
 def triangle_pairs(features: int, diagonal: int) -> int:
@@ -61,12 +58,10 @@ class TrilIndex(Operator):
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         features, diagonal = shape["features"], shape["diagonal"]
-        if shape["part"] == "lower":
-            places = torch.tril_indices(features, features, -diagonal, device=maker.device)
-        else:
-            places = torch.triu_indices(features, features, diagonal, device=maker.device)
-        matrices = maker.values(shape["batch"], features, features)
-        return {"matrices": matrices, "rows": places[0], "columns": places[1]}
+        rows, columns = torch.tril_indices(features, features, -diagonal, device=maker.device)
+        if shape["part"] == "upper":
+            rows, columns = torch.triu_indices(features, features, diagonal, device=maker.device)
+        return {"matrices": maker.values(shape["batch"], features, features), "rows": rows, "columns": columns}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         matrices, rows, columns = inputs["matrices"], inputs["rows"], inputs["columns"]

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import permutations
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from stepscope.bench.ops.inputs import WHOLE_HIGH, Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Sizes, UnsupportedError, Work
 from stepscope.bench.ops.reference import WRONG_LIBRARY
 from stepscope.core.lazy_torch import torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 ORDERS = tuple("".join(order) for order in permutations("0123"))[1:]
 """All but the first, which moves nothing to another place."""
@@ -32,7 +30,25 @@ class _Move(Operator):
         return Work(flops=0, bytes=2 * DTYPE_BYTES[dtype] * sum(map(prod, self.sizes(shape).values())))
 
 
-class Transpose(_Move):
+class _Reorder(_Move):
+    """A copy with the dimensions in another order. Its gradient is a view, so that there is no backward pass."""
+
+    def order(self, shape: Shape) -> tuple[int, ...]:
+        """Which dimension of the input comes first, second …"""
+        raise NotImplementedError
+
+    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        (tensor,) = inputs.values()
+        # What `contiguous` does, but also where a single row or column would make it return the view itself.
+        return partial(torch.clone, tensor.permute(self.order(shape)), memory_format=torch.contiguous_format)
+
+    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
+        (tensor,), order = inputs.values(), self.order(shape)
+        letters = "abcd"[: len(order)]
+        return partial(torch.einsum, f"{letters}->{''.join(letters[place] for place in order)}", tensor)
+
+
+class Transpose(_Reorder):
     name = "transpose"
     summary = "batch matrices (m, n) copied as (n, m); its gradient is a view, so that there is no backward pass"
     parameters = (
@@ -45,16 +61,11 @@ class Transpose(_Move):
     def sizes(self, shape: Shape) -> Sizes:
         return {"matrices": (shape["batch"], shape["m"], shape["n"])}
 
-    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        turned = inputs["matrices"].transpose(1, 2)
-        # What `contiguous` does, but also where a single row or column would make it return the view itself.
-        return partial(torch.clone, turned, memory_format=torch.contiguous_format)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        return partial(torch.einsum, "bmn->bnm", inputs["matrices"])
+    def order(self, shape: Shape) -> tuple[int, ...]:
+        return 0, 2, 1
 
 
-class Permute(_Move):
+class Permute(_Reorder):
     name = "permute"
     summary = "an (a, b, c, d) tensor copied with its dimensions in another order; its gradient is a view"
     parameters = (
@@ -69,13 +80,8 @@ class Permute(_Move):
     def sizes(self, shape: Shape) -> Sizes:
         return {"tensor": tuple(shape[name] for name in "abcd")}
 
-    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        turned = inputs["tensor"].permute(*(int(digit) for digit in shape["order"]))
-        return partial(torch.clone, turned, memory_format=torch.contiguous_format)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        target = "".join("abcd"[int(digit)] for digit in shape["order"])
-        return partial(torch.einsum, f"abcd->{target}", inputs["tensor"])
+    def order(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(map(int, shape["order"]))
 
 
 class Concat(_Move):
@@ -94,12 +100,10 @@ class Concat(_Move):
         return {f"part{i}": size for i in range(shape["parts"])}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        parts = [inputs[f"part{i}"] for i in range(shape["parts"])]
-        return partial(torch.cat, parts, dim=-1)
+        return partial(torch.cat, list(inputs.values()), dim=-1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        parts = [inputs[f"part{i}"] for i in range(shape["parts"])]
-        return lambda: torch.stack(parts, dim=2).flatten(2)
+        return lambda: torch.stack(list(inputs.values()), dim=2).flatten(2)
 
 
 class Split(_Move):
@@ -136,7 +140,28 @@ class Split(_Move):
         return lambda: whole.reshape(shape["rows"], parts, -1).unbind(1)
 
 
-class MemCopy(Operator):
+class _Bytes(Operator):
+    """Writes `destination`: a copy of `source`, or zeros where there is none."""
+
+    dtypes = ("int8",)
+    passes = ("forward",)
+    tiny = {"size": 1000}
+
+    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
+        """Byte for byte, after the destination was filled with what it must not hold."""
+        destination = inputs["destination"].fill_(WHOLE_HIGH + 1)
+        expected = inputs.get("source", torch.zeros_like(destination))
+        self.bind(shape, inputs)()
+        for tensor in (destination, expected):
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)
+        wrong = int((destination.to(expected.device) != expected).sum())
+        if wrong:
+            message = f"{self.name} leaves {wrong} of {expected.numel()} bytes wrong"
+            raise WrongResultError(message, hint=WRONG_LIBRARY)
+
+
+class MemCopy(_Bytes):
     name = "memcpy"
     summary = "Tensor.copy_ of bytes into memory that is already there; over the host link each byte is counted once"
     parameters = (
@@ -146,9 +171,6 @@ class MemCopy(Operator):
             "d2d: on the device; h2d: host to device; d2h: device to host; pinned: page-locked, not waited for", COPIES,
         ),
     )  # fmt: skip
-    dtypes = ("int8",)
-    passes = ("forward",)
-    tiny = {"size": 1000}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         return Work(flops=0, bytes=shape["size"] * (2 if shape["kind"] == "d2d" else 1))
@@ -177,22 +199,11 @@ class MemCopy(Operator):
 
         return copy
 
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        """Byte for byte, after the destination was cleared."""
-        source, destination = inputs["source"], inputs["destination"]
-        destination.zero_()
-        self.bind(shape, inputs)()
-        _wait(source, destination)
-        _require_equal(self.name, destination, source)
 
-
-class MemSet(Operator):
+class MemSet(_Bytes):
     name = "memset"
     summary = "Tensor.zero_ of bytes: a pure write"
     parameters = (_SIZE,)
-    dtypes = ("int8",)
-    passes = ("forward",)
-    tiny = {"size": 1000}
 
     def work(self, shape: Shape, dtype: str, direction: str) -> Work:
         return Work(flops=0, bytes=shape["size"])
@@ -207,13 +218,6 @@ class MemSet(Operator):
             destination.zero_()
 
         return clear
-
-    def check(self, shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str, direction: str) -> None:
-        """Byte for byte, after the destination was filled with something else."""
-        destination = inputs["destination"]
-        destination.fill_(85)
-        self.bind(shape, inputs)()
-        _require_equal(self.name, destination, torch.zeros_like(destination))
 
 
 class Read(Operator):
@@ -241,18 +245,3 @@ class Read(Operator):
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         return partial(torch.sum, inputs["numbers"])
-
-
-def _wait(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-
-
-def _require_equal(name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
-    wrong = int((result.to(expected.device) != expected).sum())
-    if wrong:
-        raise WrongResultError(
-            f"{name} leaves {wrong} of {expected.numel()} bytes wrong",
-            hint=WRONG_LIBRARY,
-        )

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from stepscope.bench.ops.families.pointwise import COLS, ROWS, RowOperator
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, INDEX_BYTES, Call, Operator, Parameter, Shape, Sizes, Work
-from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, seeded_like
+from stepscope.bench.ops.reference import RELATIVE_TOLERANCE, check_elements, seeded_like
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 EPSILON = 1e-5
 """Added to every variance before its root."""
@@ -177,12 +175,8 @@ class Softmax(RowOperator):
         return partial(torch.softmax, inputs["input"], 1)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        def formula() -> torch.Tensor:
-            # Normal numbers: exp cannot overflow, so the maximum need not be subtracted.
-            powers = inputs["input"].exp()
-            return powers / powers.sum(1, keepdim=True)
-
-        return formula
+        # Normal numbers: exp cannot overflow, so the maximum need not be subtracted.
+        return lambda: inputs["input"].exp() / inputs["input"].exp().sum(1, keepdim=True)
 
 
 class CrossEntropy(Operator):
@@ -271,30 +265,18 @@ class Dropout(RowOperator):
         # An element that is 0 does not tell whether it was kept.
         telling = tensor.detach() != 0
         kept = (result.detach() != 0) & telling
-        self._check_share(int(kept.sum()), int(telling.sum()), shape["p"])
+        count, p = int(telling.sum()), shape["p"]
+        if abs(int(kept.sum()) - count * (1 - p)) > DROPOUT_SIGMAS * (count * p * (1 - p)) ** 0.5:
+            raise WrongResultError(f"dropout with p={p} keeps {int(kept.sum())} of {count} elements")
         scaled = {"dropout": (result.detach(), tensor.detach())}
         if direction == "backward":
             (upstream,) = seeded_like([result])
             scaled["dropout backward"] = (torch.autograd.grad(result, tensor, upstream)[0], upstream)
-        for name, (scaled_result, source) in scaled.items():
-            expected = torch.where(kept, source.double() / (1 - shape["p"]), 0)
-            self._check_elements(name, scaled_result[telling], expected[telling], shape["p"])
-
-    @staticmethod
-    def _check_share(kept: int, count: int, p: float) -> None:
-        allowed = DROPOUT_SIGMAS * (count * p * (1 - p)) ** 0.5
-        if abs(kept - count * (1 - p)) > allowed:
-            raise WrongResultError(f"dropout with p={p} keeps {kept} of {count} elements")
-
-    @staticmethod
-    def _check_elements(name: str, result: torch.Tensor, expected: torch.Tensor, p: float) -> None:
-        """One by one: a single wrong element is small beside the norm of many."""
-        rule = str(result.dtype).removeprefix("torch.")
         # Below the smallest normal number rounding is no longer relative; what is dropped is 0 exactly.
-        slack = torch.where(expected == 0, 0.0, torch.finfo(result.dtype).tiny)
-        allowed = RELATIVE_TOLERANCE[rule] * expected.abs() + slack
-        wrong = ~((result.double() - expected).abs() <= allowed)
-        if bool(wrong.any()):
-            raise WrongResultError(
-                f"{name} in {rule}: {int(wrong.sum())} of {wrong.numel()} elements are not what p={p} makes of them"
+        tiny = torch.finfo(tensor.dtype).tiny
+        for name, (scaled_result, source) in scaled.items():
+            expected = torch.where(kept, source.double() / (1 - p), 0)[telling]
+            allowed = RELATIVE_TOLERANCE[dtype] * expected.abs() + torch.where(expected == 0, 0.0, tiny)
+            check_elements(
+                f"{name} in {dtype}", scaled_result[telling], expected, allowed, f"are not what p={p} makes of them"
             )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, Call, Operator, Parameter, Shape, Work
 from stepscope.bench.ops.reference import check_close, widen
 from stepscope.core.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
@@ -79,9 +77,8 @@ class OptimizerStep(Operator):
         """The values that parameters and gradients were made of, and the denominator of adam where it is written."""
         tensor = int(shape["elements"]) * DTYPE_BYTES[dtype]
         made_of = 2 * int(shape["tensors"]) * tensor
-        if not shape["algorithm"].startswith("adam") or shape["implementation"] == "fused":
-            return made_of
-        return made_of + tensor * (int(shape["tensors"]) if shape["implementation"] == "foreach" else 1)
+        written = {"forloop": 1, "foreach": int(shape["tensors"]), "fused": 0}[shape["implementation"]]
+        return made_of + tensor * (written if shape["algorithm"].startswith("adam") else 0)
 
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
         inputs = {}
@@ -128,9 +125,8 @@ def _make_optimizer(shape: Shape, tensors: list[torch.Tensor]) -> torch.optim.Op
     # float64 parameters.
     capturable = tensors[0].is_cuda and tensors[0].dtype.itemsize < 8
     options |= {"betas": BETAS, "eps": EPSILON, "capturable": capturable}
-    if algorithm == "adam":
-        return torch.optim.Adam(tensors, **options)
-    return torch.optim.AdamW(tensors, weight_decay=WEIGHT_DECAY, **options)
+    decay = WEIGHT_DECAY if algorithm == "adamw" else 0.0
+    return (torch.optim.AdamW if decay else torch.optim.Adam)(tensors, weight_decay=decay, **options)
 
 
 def _two_steps(algorithm: str, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

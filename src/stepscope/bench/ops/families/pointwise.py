@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import (
     DTYPE_BYTES,
     FLOATS,
@@ -22,12 +23,9 @@ from stepscope.bench.ops.operator import (
     UnsupportedError,
     Work,
 )
-from stepscope.bench.ops.reference import seeded_like
+from stepscope.bench.ops.reference import check_elements, seeded_like
 from stepscope.core.lazy_torch import functional, torch
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 ROWS = Parameter("rows", "rows", 8192, "rows")
 COLS = Parameter("cols", "elements", 1024, "elements of a row")
@@ -159,12 +157,8 @@ def _check_nearest(name: str, result: torch.Tensor, source: torch.Tensor) -> Non
     exact = source.detach().double()
     # Half a step of the mantissa, or of the even steps below the smallest normal number.
     allowed = torch.clamp(exact.abs(), min=limits.tiny) * limits.eps / 2
-    wrong = ~((result.detach().double() - exact).abs() <= allowed)
-    if bool(wrong.any()):
-        rule = str(result.dtype).removeprefix("torch.")
-        raise WrongResultError(
-            f"{name} to {rule}: {int(wrong.sum())} of {wrong.numel()} elements are not the nearest value"
-        )
+    rule = str(result.dtype).removeprefix("torch.")
+    check_elements(f"{name} to {rule}", result, exact, allowed, "are not the nearest value")
 
 
 class _Reduction(NamedTuple):

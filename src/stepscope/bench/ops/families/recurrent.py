@@ -7,15 +7,13 @@ has two gradients, and each element's step two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from stepscope.bench.ops.inputs import Maker
 from stepscope.bench.ops.operator import DTYPE_BYTES, MATRIX_FLOATS, Call, Operator, Parameter, Shape, Work
 from stepscope.core.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from stepscope.bench.ops.inputs import Maker
 
 _BATCH = Parameter("batch", "sequences", 256, "sequences in one call")
 _STEPS = Parameter("steps", "steps", 64, "length of a sequence")
@@ -78,17 +76,14 @@ class _Recurrent(Operator):
         biases = layers * 2 * kind.gates * hidden
         flops = steps * (2 * batch * weights + layers * kind.flops * batch * hidden)
         states = len(kind.states) * layers * batch * hidden
-        given, made = steps * batch * shape["in"], self._output_elements(shape)
+        # A layer returns the states of all steps beside the last ones.
+        given, made = steps * batch * shape["in"], steps * batch * hidden if "steps" in shape else 0
         if direction == "forward":
             return Work(flops, size * (given + states + weights + biases + made + states))
         kept = kind.kept * steps * layers * batch * hidden
         # Upstream of output and last states, input, first states, weights and kept values read; the gradients of
         # input, first states, weights and biases written.
         return Work(2 * flops, size * (made + states + 2 * (given + states + weights) + kept + biases))
-
-    def _output_elements(self, shape: Shape) -> int:
-        """Elements that are returned beside the last states."""
-        return 0
 
     def scratch_bytes(self, shape: Shape, dtype: str, direction: str) -> int:
         """Gates of all steps, and the values that the scaled weights were made of.
@@ -115,110 +110,85 @@ class _Recurrent(Operator):
         new = torch.tanh(from_input[2] + reset * from_hidden[2])
         return [(1 - update) * new + update * states[0]]
 
-
-class _Cell(_Recurrent):
-    tiny = {"batch": 3, "in": 5, "hidden": 4}
-    parameters = (_BATCH, _IN, _HIDDEN)
-
     def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        batch, wide, hidden, gates = shape["batch"], shape["in"], shape["hidden"], self.kind.gates
-        inputs = {"input": maker.values(batch, wide)}
-        inputs |= {name: maker.values(batch, hidden) for name in self.kind.states}
-        sizes = ((gates * hidden, wide), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,))
-        (names,) = self._weight_names(shape)
-        return inputs | {
-            name: maker.values(*size, scale=_weight_scale(hidden)) for name, size in zip(names, sizes, strict=True)
-        }
-
-    def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        tensor, states = inputs["input"], tuple(inputs[name] for name in self.kind.states)
-        (names,) = self._weight_names(shape)
-        weights = [inputs[name] for name in names]
-        if self.kind is _LSTM:
-            return partial(torch.lstm_cell, tensor, states, *weights)
-        (hidden,) = states
-        return partial(torch.gru_cell, tensor, hidden, *weights)
-
-    def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
-        states = [inputs[name] for name in self.kind.states]
-        (names,) = self._weight_names(shape)
-        return lambda: self._step(inputs["input"], states, [inputs[name] for name in names])
-
-
-class LstmCell(_Cell):
-    name = "lstm_cell"
-    summary = "torch.lstm_cell: one step of (batch, in) with both states (batch, hidden)"
-    kind = _LSTM
-
-
-class GruCell(_Cell):
-    name = "gru_cell"
-    summary = "torch.gru_cell: one step of (batch, in) with the state (batch, hidden)"
-    kind = _GRU
-
-
-class _Layer(_Recurrent):
-    tiny = {"batch": 3, "steps": 4, "in": 5, "hidden": 6}
-    parameters = (_BATCH, _STEPS, _IN, _HIDDEN, _LAYERS)
-
-    def _output_elements(self, shape: Shape) -> int:
-        return int(shape["steps"] * shape["batch"] * shape["hidden"])
-
-    def make_inputs(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
-        batch, hidden, layers = shape["batch"], shape["hidden"], shape["layers"]
-        inputs = {"input": maker.values(shape["steps"], batch, shape["in"])}
-        inputs |= {name: maker.values(layers, batch, hidden) for name in self.kind.states}
-        # The module lays its weights into one block on a GPU: weights that lie apart cuDNN copies together every call.
-        kind = torch.nn.LSTM if self.kind is _LSTM else torch.nn.GRU
-        module = kind(shape["in"], hidden, layers, device=maker.device, dtype=maker.dtype)
-        for name, parameter in module.named_parameters():
-            values = parameter.detach()
-            values.copy_(maker.values(*values.shape, scale=_weight_scale(hidden)))
-            inputs[name] = values
+        batch, hidden, rows = shape["batch"], shape["hidden"], self.kind.gates * shape["hidden"]
+        extent = (shape["steps"],) if "steps" in shape else ()
+        inputs = {"input": maker.values(*extent, batch, shape["in"])}
+        depth = (shape["layers"],) if "layers" in shape else ()
+        inputs |= {name: maker.values(*depth, batch, hidden) for name in self.kind.states}
+        block = self._lay_weights(shape, maker)
+        for names, wide in zip(self._weight_names(shape), self._widths(shape), strict=True):
+            for name, size in zip(names, ((rows, wide), (rows, hidden), (rows,), (rows,)), strict=True):
+                # As torch initialises: gates stay where they still have a slope.
+                values = maker.values(*size, scale=float(hidden**-0.5))
+                inputs[name] = block[name].copy_(values) if block else values
         return inputs
+
+    def _lay_weights(self, shape: Shape, maker: Maker) -> dict[str, torch.Tensor]:
+        """On a GPU a layer's weights lie in one block: those that lie apart cuDNN copies together in every call."""
+        if "steps" not in shape:
+            return {}
+        kind = torch.nn.LSTM if self.kind is _LSTM else torch.nn.GRU
+        module = kind(shape["in"], shape["hidden"], shape["layers"], device=maker.device, dtype=maker.dtype)
+        return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
     def bind(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         tensor, states = inputs["input"], tuple(inputs[name] for name in self.kind.states)
         weights = [inputs[name] for layer in self._weight_names(shape) for name in layer]
+        begin = partial(getattr(torch, self.name), tensor, states if len(states) > 1 else states[0])
+        if "steps" not in shape:
+            return partial(begin, *weights)
         # cuDNN keeps what backward needs only in training.
-        options = (True, shape["layers"], 0.0, tensor.requires_grad, False, False)
-        if self.kind is _LSTM:
-            return partial(torch.lstm, tensor, states, weights, *options)
-        (hidden,) = states
-        return partial(torch.gru, tensor, hidden, weights, *options)
+        return partial(begin, weights, True, shape["layers"], 0.0, tensor.requires_grad, False, False)
 
     def bind_reference(self, shape: Shape, inputs: Mapping[str, torch.Tensor]) -> Call:
         names = self._weight_names(shape)
 
+        def run_layer(
+            sequence: Iterable[torch.Tensor], states: list[torch.Tensor], layer: int
+        ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            outputs = []
+            for tensor in sequence:
+                states = self._step(tensor, states, [inputs[name] for name in names[layer]])
+                outputs.append(states[0])
+            return outputs, states
+
         def layers() -> list[torch.Tensor]:
-            sequence = list(inputs["input"])
-            last: list[list[torch.Tensor]] = []
-            for layer, layer_names in enumerate(names):
-                states = [inputs[name][layer] for name in self.kind.states]
-                weights = [inputs[name] for name in layer_names]
-                outputs = []
-                for tensor in sequence:
-                    states = self._step(tensor, states, weights)
-                    outputs.append(states[0])
-                sequence = outputs
+            firsts = [inputs[name] for name in self.kind.states]
+            if "steps" not in shape:
+                return run_layer([inputs["input"]], firsts, 0)[1]
+            sequence, last = list(inputs["input"]), []
+            for layer in range(len(names)):
+                sequence, states = run_layer(sequence, [first[layer] for first in firsts], layer)
                 last.append(states)
             return [torch.stack(sequence), *(torch.stack(one) for one in zip(*last, strict=True))]
 
         return layers
 
 
-def _weight_scale(hidden: int) -> float:
-    """As torch initialises: gates stay where they still have a slope."""
-    return float(hidden**-0.5)
+class LstmCell(_Recurrent):
+    name = "lstm_cell"
+    summary = "torch.lstm_cell: one step of (batch, in) with both states (batch, hidden)"
+    kind = _LSTM
+    tiny = {"batch": 3, "in": 5, "hidden": 4}
+    parameters = (_BATCH, _IN, _HIDDEN)
 
 
-class Lstm(_Layer):
+class GruCell(LstmCell):
+    name = "gru_cell"
+    summary = "torch.gru_cell: one step of (batch, in) with the state (batch, hidden)"
+    kind = _GRU
+
+
+class Lstm(_Recurrent):
     name = "lstm"
     summary = "torch.lstm: (steps, batch, in) through layers with bias, both first states given"
     kind = _LSTM
+    tiny = {"batch": 3, "steps": 4, "in": 5, "hidden": 6}
+    parameters = (_BATCH, _STEPS, _IN, _HIDDEN, _LAYERS)
 
 
-class Gru(_Layer):
+class Gru(Lstm):
     name = "gru"
     summary = "torch.gru: (steps, batch, in) through layers with bias, the first state given"
     kind = _GRU
