@@ -183,7 +183,7 @@ def _check_sum(path: Path, change: Integers) -> None:
 
 
 def _history(path: Path, form: str, **found: Any) -> MemoryHistory:
-    """Of categories of tensors; the files do not name the device."""
+    """Memory by category of tensors; the files do not name the device."""
     return MemoryHistory(
         source=str(path), format=form, device="as exported", owner_kind="category", owners=OWNERS, **found
     )

@@ -230,7 +230,7 @@ class _Unpacked(io.RawIOBase):
 
 
 class _Unzstd(_Unpacked):
-    """Of zstd, whose own stream reports no error where a file was cut. Input goes in in small steps, since
+    """Unpacks zstd, whose own stream reports no error where a file was cut. Input goes in in small steps, since
     each may unpack to any size up to some thousand times its own."""
 
     _STEP = 1 << 12

@@ -104,7 +104,7 @@ class Link:
         return self._rows_from(place, int(self.graph.nesting.size[place]))
 
     def _rows_from(self, place: int, calls: int) -> Integers:
-        """Of a call and those that follow it in the pre-order, so many in all."""
+        """Rows of a call and of those that follow it in the pre-order, `calls` in all."""
         rows, positions = self._rows_by_preorder
         begin, end = np.searchsorted(positions, self.graph.position[place] + np.array([0, calls]))
         return rows[begin:end]

@@ -102,7 +102,7 @@ class Setting(NamedTuple):
     precision: Precision
     device: str
     backend: str = "inductor"
-    """Of torch.compile."""
+    """What torch.compile compiles with."""
 
 
 class Optimized(Task):

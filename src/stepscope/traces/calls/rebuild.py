@@ -52,7 +52,7 @@ def _number(name: str) -> Bound:
 
 
 def _elements(name: str, last: int = 0) -> Bound:
-    """Of a tensor, or of its last dimensions: two of them are the places of a picture."""
+    """Number of elements of a tensor, or of its last dimensions: two of them are the places of a picture."""
     return lambda named: math.prod(named[name].size[-last:]) if isinstance(named.get(name), TracedTensor) else None
 
 

@@ -175,7 +175,8 @@ def _join(first: torch.Tensor | None, grid: torch.Tensor) -> torch.Tensor:
 
 
 class DepthwiseConvolutions(nn.Module):
-    """Of one input, each with its batch norm; folded, for inference, the norms are part of weights and biases."""
+    """Several convolutions over one input, each with its batch norm; folded, for inference, the norms are part of
+    weights and biases."""
 
     def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ class OptimizedDecoder(Optimized, Decoder):
 
     @abstractmethod
     def split(self, gradient: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
-        """Of a block's weight, the gradients of the plain weights that it holds."""
+        """Gradients of the plain weights that one weight of a block holds, from that of the weight."""
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}

@@ -46,7 +46,7 @@ def draw_lengths(count: int, *, longest: int, generator: torch.Generator) -> tor
 
 
 def at_percentile(table: Sequence[tuple[float, float]], percentile: torch.Tensor) -> torch.Tensor:
-    """Of values whose percentiles the table says, with straight lines between them."""
+    """The values at these percentiles, with straight lines between those that the table gives."""
     percentiles, values = torch.tensor(table, dtype=torch.float64).t().contiguous().unbind(0)
     upper = torch.searchsorted(percentiles, percentile).clamp_(1, len(table) - 1)
     lower = upper - 1

@@ -92,7 +92,7 @@ def _pick_kernel(
 
 
 def sum_alignments(picked: Picked, transcripts: Transcripts) -> tuple[Tensor, ...]:
-    """Of each cell the sum over all ways to it and over those from it to the end; and the costs."""
+    """For each cell the sum over all ways to it, and that over all ways from it to the end; then the costs."""
     batch, frames, positions = picked.blank.shape
     wide = {"dtype": torch.float64, "device": picked.blank.device}
     sums = *(torch.empty(batch, frames, positions, **wide) for _ in range(2)), torch.empty(batch, **wide)
