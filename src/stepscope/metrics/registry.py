@@ -265,17 +265,3 @@ def _list_times(case: CaseInput) -> dict[str, Any]:
         content["mean_s"] = math.fsum(means.values()) / len(means) if means else None
         content["total_s"] = math.fsum(measured.seconds()) if means else None
     return content
-
-
-def format_metrics_markdown() -> str:
-    """The documentation's list of metrics."""
-    lines = ["| name | column | unit | better | kinds | definition |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(_format_row(one) for one in list_metrics().values())])
-
-
-def _format_row(one: Metric) -> str:
-    kinds = ", ".join(kind.replace("_", " ") for kind in one.kinds) or "all"
-    column = one.title if one.column != "none" else "–"
-    better = "–" if one.better == "neither" else one.better
-    unit = "–" if one.unit in {"count", "text", "yes/no", "fraction", "rank"} else one.unit
-    return f"| `{one.name}` | {column} | {unit} | {better} | {kinds} | {one.formula} |"

@@ -16,11 +16,10 @@ import msgspec
 
 from stepscope.core.errors import BadInputError, NewerVersionError
 from stepscope.records import kinds
-from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples
+from stepscope.records.case import Benchmark, RankSamples
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
 from stepscope.records.kinds.base import inspect_fields
 from stepscope.records.request import make_request
-from stepscope.records.run import Communication, Plan, Run, System
 
 _PATTERN_PREFIX = "pattern_"
 _PEAK_CONFIG = "ceiling"
@@ -313,33 +312,3 @@ def parse_samples(data: bytes, *, where: str) -> RankSamples:
 
 def _bad(message: str, where: str, hint: str = _HINT) -> BadInputError:
     return BadInputError(message, hint=hint, where=where)
-
-
-RECORDS: dict[str, type[msgspec.Struct]] = {
-    "benchmark": Benchmark,
-    "case": Case,
-    "rank_samples": RankSamples,
-    "case_result": CaseResult,
-    "plan": Plan,
-    "run": Run,
-    "system": System,
-    "communication": Communication,
-    "failure": Failure,
-}
-
-
-SEALED = {"case_result", "plan", "run", "system", "communication", "failure"}
-"""Records that stand in files of their own, or on lines of their own."""
-SEALED_SCHEMA = {
-    "description": "Always the last field, without spaces around it: SHA-256 of every byte of this object before it, "
-    "behind the seal of the document that this one is bound to.",
-    "pattern": "^[0-9a-f]{64}$",
-    "type": "string",
-}
-
-
-def make_schema(name: str) -> dict[str, Any]:
-    schema = msgspec.json.schema(RECORDS[name])
-    if name in SEALED:
-        schema["$defs"][RECORDS[name].__name__]["properties"]["seal"] = SEALED_SCHEMA
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema}

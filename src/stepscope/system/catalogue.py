@@ -106,30 +106,3 @@ def _words(name: str) -> tuple[str, ...]:
     """Words in alphabetical order without brands: drivers change the order (`A100 80GB PCIe`, `A100-PCIE-40GB`)."""
     found = re.findall(r"[a-z0-9.]+", name.lower())
     return tuple(sorted(word for word in found if word not in _BRAND_WORDS))
-
-
-def format_catalogue_markdown() -> str:
-    """The two tables of `docs/system.md`."""
-    return "\n".join([*_format_device_rows(), "", *_format_link_rows()])
-
-
-def _format_device_rows() -> list[str]:
-    head = ["device", "memory", "GB/s", *DTYPES, "source", "note"]
-    rows = [_format_row(head), _format_row(["---"] * 2 + ["--:"] * (1 + len(DTYPES)) + ["---"] * 2)]
-    for peak in load_catalogue().devices:
-        rates = [f"{peak.flops[dtype] / 1e12:g}" if dtype in peak.flops else "" for dtype in DTYPES]
-        memory = f"{peak.memory_bytes >> 30} GiB"
-        rows.append(
-            _format_row([peak.name, memory, f"{peak.memory_bytes_per_s / 1e9:g}", *rates, peak.source, peak.note])
-        )
-    return rows
-
-
-def _format_link_rows() -> list[str]:
-    rows = [_format_row(["link", "GB/s, one direction", "source"]), _format_row(["---", "--:", "---"])]
-    rows += [_format_row([peak.name, f"{peak.bytes_per_s / 1e9:g}", peak.source]) for peak in load_catalogue().links]
-    return rows
-
-
-def _format_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
