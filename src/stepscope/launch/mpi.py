@@ -19,6 +19,7 @@ from typing import IO, Literal, NamedTuple
 import msgspec
 
 from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, UsageError
+from stepscope.core.processes import exit_code_of, run_program
 from stepscope.launch.agent import RSH_VARIABLE
 from stepscope.launch.hosts import Cluster, Host
 from stepscope.launch.remote import choose_port, meeting_address, shared_variables
@@ -60,14 +61,7 @@ def find_mpirun(given: str | None = None) -> Mpirun:
             where="--mpirun",
         )
     try:
-        asked = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_VERSION_LIMIT_S,
-        )
+        asked = run_program([path, "--version"], limit_s=_VERSION_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} does not say its version: {error}", where="--mpirun") from None
     return parse_version(path, asked.stdout + asked.stderr)
@@ -215,7 +209,7 @@ def _run(plan: MpiCommand, relay: _Relay, has_failed: Callable[[], bool]) -> Mpi
         was_stopped = _stop(process)
         reader.join(_STOP_WAIT_S)
     code = ExitCode.FAILED if was_stopped else process.returncode
-    return MpiEnd(128 - code if code < 0 else code, relay.has_answered)
+    return MpiEnd(exit_code_of(code), relay.has_answered)
 
 
 class _Relay:

@@ -23,9 +23,10 @@ from typing import IO, NoReturn
 import msgspec
 
 from stepscope.core.errors import ExitCode, LaunchError, UsageError
+from stepscope.core.processes import exit_code_of
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, check_rsh, encode_cluster
-from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED, exit_code_of
+from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED
 
 # Below the range from which Linux takes the ports of outgoing connections.
 FIRST_PORT, LAST_PORT = 20000, 32767

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.core.processes import run_program
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.records import Host, Notice, System
 from stepscope.system.collect import collect_system
@@ -62,13 +63,9 @@ def find_program(name: str) -> str | None:
 
 def ask_program(command: list[str]) -> str:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            timeout=ASK_LIMIT_S,
-        )  # fmt: skip
+        return run_program(command, limit_s=ASK_LIMIT_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
 
 
 def list_capabilities(
