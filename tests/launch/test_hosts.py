@@ -217,7 +217,7 @@ HOST = '[[hosts]]\nname = "a"\n'
         (HOST + HOST, "already hosts", "hosts[1]"),
         (HOST + 'address = "a b"', "cannot be a host's name or address", "hosts[0]"),
         (HOST + 'interface = "eth0,eth1"', "cannot be a network interface", "hosts[0]"),
-        (HOST + "slots = 4\nmax_slots = 2", "more than max_slots", "hosts[0]"),
+        (HOST + "slots = 4\nmax_slots = 2", "more than its max_slots", "hosts[0]"),
         ('interface = ""\n' + HOST, "cannot be a network interface", "cluster.toml"),
         ('[environment]\n"A B" = "x"\n' + HOST, "cannot be a variable's name", "environment"),
         ("[environment]\nA = true\n" + HOST, "A must be a text", "environment"),

@@ -50,12 +50,16 @@ class UsageError(StepscopeError):
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> UsageError:
     """The error for a name that is not there, with the nearest one that is."""
-    choices = list(known)
+    return UsageError(f"there is no {what} {name!r}", hint=suggest_name(name, known), where=where)
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """The hint for a name that is not there: the nearest one that is, else all of them."""
     from difflib import get_close_matches
 
+    choices = list(known)
     near = get_close_matches(name, choices, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(choices)}"
-    return UsageError(f"there is no {what} {name!r}", hint=hint, where=where)
+    return f"did you mean {near[0]}?" if near else f"one of: {', '.join(choices)}"
 
 
 class MissingDependencyError(UsageError):
