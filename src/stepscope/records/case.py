@@ -78,12 +78,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """What a person sees: the benchmark and the parameters that set this case apart."""
-        parameters = ",".join(f"{name}={_plain(value)}" for name, value in self.parameters.items())
+        parameters = ",".join(f"{name}={join_list(value)}" for name, value in self.parameters.items())
         return escape_line(f"{self.benchmark.id}[{parameters}]") if parameters else self.benchmark.id
 
 
-def _plain(value: Parameter) -> str:
-    return "x".join(str(item) for item in value) if isinstance(value, list) else str(value)
+def join_list(value: Parameter) -> Scalar:
+    """A list as people write it: `8x16`; any other value as it is."""
+    return "x".join(str(item) for item in value) if isinstance(value, list) else value
 
 
 class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
