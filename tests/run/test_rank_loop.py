@@ -218,15 +218,14 @@ def test_without_torch_the_next_step_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_probe_reads_alike_and_rests_in_between() -> None:
-    from stepscope.measure.surroundings import SpeedProbe, open_probe
+    from stepscope.measure.surroundings import open_probe
 
     probe = open_probe(CpuDevice())
-    assert isinstance(probe, SpeedProbe)
+    assert probe is not None
     first = probe.read()
-    assert len(first) == 1
-    assert 0 < first[0] < 0.1
+    assert 0 < first < 0.1
     assert probe.read() == first, "a reading is used again for a while"
-    assert open_probe(FakeDevice(FakeClock())).read() == []
+    assert open_probe(FakeDevice(FakeClock())) is None
 
 
 def test_a_case_that_kills_the_process_twice_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -17,6 +20,11 @@ def run_program(command: Sequence[str], *, limit_s: float | None, **options: Any
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, timeout=limit_s, **options
     )
+
+
+def find_program(name: str) -> str | None:
+    """Its path; also beside this Python: an environment that is not activated still has its programs."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def last_line(text: str, otherwise: str = "") -> str:

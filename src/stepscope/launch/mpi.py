@@ -19,7 +19,7 @@ from typing import IO, Literal, NamedTuple
 import msgspec
 
 from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, UsageError
-from stepscope.core.processes import exit_code_of, run_program
+from stepscope.core.processes import exit_code_of, find_program, run_program
 from stepscope.launch.agent import RSH_VARIABLE
 from stepscope.launch.hosts import Cluster, Host
 from stepscope.launch.remote import choose_port, meeting_address, shared_variables
@@ -53,7 +53,7 @@ class MpiCommand(msgspec.Struct, frozen=True, kw_only=True):
 def find_mpirun(given: str | None = None) -> Mpirun:
     """The mpirun of this name, else the one on the PATH, else the one beside this Python; asks it what it is."""
     name = given or "mpirun"
-    path = shutil.which(name) or (None if given else shutil.which(name, path=str(Path(sys.executable).parent)))
+    path = shutil.which(given) if given else find_program(name)
     if path is None:
         raise MissingDependencyError(
             f"{name} is not on this machine's PATH",

@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
+from stepscope.launch.lookups import LOOPBACK
 from stepscope.launch.watchdog import die_with_parent, start_child
 from stepscope.launch.worker import leave_group_behind, rank_session
 from stepscope.store import StoredRun
 
-LOOPBACK = "127.0.0.1"
 LOADER = "load_before_fork"
 """A worker's module may have a function of this name: called with the plan's verb, it imports what ranks need."""
 

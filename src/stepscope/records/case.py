@@ -210,6 +210,9 @@ _SAMPLES_NAME = re.compile(r"samples/rank-\d+\.jsonl")
 
 Status = Literal["ok", "failed", "skipped"]
 ReadingMoment = Literal["start", "during", "end"]
+Timing = Literal["own", "slowest_rank", "device", "slowest_rank_device"]
+"""Which times are a case's: a process's own wall times, those of the slowest rank of each sample, device times, or
+device times of the slowest rank."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,9 +291,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     score: Score | None = None
     latency_target: LatencyTarget | None = None
     samples: list[SampleSlice] = []
-    timing: Literal["own", "slowest_rank", "device", "slowest_rank_device"] = "own"
-    """Which times are the case's: a process's own wall times, those of the slowest rank of each sample, device
-    times, or device times of the slowest rank."""
+    timing: Timing = "own"
     observed: Observed | None = None
     """What was found beside the samples, by the kind of the case; None: nothing."""
     kernels: list[KernelUse] = []

@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.core.errors import RankDiedError, StepscopeError
 from stepscope.launch.join import describe_request, find_difference, is_peer_disconnect, refuse_difference
-from stepscope.launch.watch import find_causes
+from stepscope.launch.watch import KEPT, find_causes
 from stepscope.launch.watchdog import read_rank_failure
 from stepscope.launch.worker import Session
 from stepscope.records import Case, Failure, describe_exception
@@ -22,7 +22,6 @@ T = TypeVar("T")
 ALONE_S = 30.0
 """How long a rank that failed waits for the others: they may fail as it did, or come to where all gather."""
 POLL_S = 0.1
-KEPT = "finished cases are kept: continue with --resume"
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +42,9 @@ class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+PeakT = TypeVar("PeakT", bound=DevicePeak | LinkPeak)
+
+
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DevicePeak]
     links: list[LinkPeak]
@@ -54,7 +57,7 @@ def load_catalogue() -> Catalogue:
     content = tomllib.loads(text)
     return Catalogue(
         devices=[_parse_device(entry) for entry in content["device"]],
-        links=[_parse_link(entry) for entry in content["link"]],
+        links=[LinkPeak(bytes_per_s=entry.pop("gb_per_s") * 1e9, **entry) for entry in content["link"]],
     )
 
 
@@ -71,35 +74,25 @@ def _parse_device(entry: dict[str, Any]) -> DevicePeak:
     )
 
 
-def _parse_link(entry: dict[str, Any]) -> LinkPeak:
-    return LinkPeak(
-        name=entry["name"], aliases=entry["aliases"], bytes_per_s=entry["gb_per_s"] * 1e9, source=entry["source"]
-    )
-
-
 def find_device_peak(name: str) -> DevicePeak | None:
     """The entry a driver's name (`NVIDIA A100-SXM4-80GB`) or a person's (`h100 sxm`) means.
 
     None for what is not in the catalogue and for what fits several entries (`A100` alone has two bandwidths) or
     only a part of a device (a MIG slice): a wrong peak is worse than none.
     """
-    wanted = _words(name)
-    for peak in load_catalogue().devices:
-        if wanted in _all_words([peak.name, *peak.aliases]):
-            return peak
-    return None
+    return _find(name, load_catalogue().devices)
 
 
 def find_link_peak(name: str) -> LinkPeak | None:
+    return _find(name, load_catalogue().links)
+
+
+def _find(name: str, peaks: Iterable[PeakT]) -> PeakT | None:
     wanted = _words(name)
-    for peak in load_catalogue().links:
-        if wanted in _all_words([peak.name, *peak.aliases]):
+    for peak in peaks:
+        if wanted in {_words(known) for known in (peak.name, *peak.aliases)}:
             return peak
     return None
-
-
-def _all_words(names: Iterable[str]) -> set[tuple[str, ...]]:
-    return {_words(name) for name in names}
 
 
 def _words(name: str) -> tuple[str, ...]:

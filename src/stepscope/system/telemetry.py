@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stepscope.records import Reading
+from stepscope.records.case import ReadingMoment
 from stepscope.system.collect import find_loaded_torch
 from stepscope.system.host import (
     ROOT,
@@ -23,8 +24,6 @@ from stepscope.system.host import (
     read_throttled_periods,
 )
 from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
-
-Moment = Literal["start", "during", "end"]
 
 MAX_WATCHED_CPUS = 8
 """A look at one processor's clock takes the kernel up to 20 µs; a few stand for all."""
@@ -54,7 +53,7 @@ class Telemetry:
         self.device = device
         self._root = root
 
-    def read(self, at: Moment) -> list[Reading]:
+    def read(self, at: ReadingMoment) -> list[Reading]:
         """One reading per device; `start` also sets the counts against which throttling is seen."""
         return [Reading(device=self.device, at=at, load_1m=read_load(self._root))]
 
@@ -80,7 +79,7 @@ class CpuTelemetry(Telemetry):
         self._sensor = _find_cpu_sensor(root)
         self._baseline = self._count_throttling()
 
-    def read(self, at: Moment) -> list[Reading]:
+    def read(self, at: ReadingMoment) -> list[Reading]:
         counts = self._count_throttling()
         if at == "start":
             self._baseline = counts
@@ -136,7 +135,7 @@ class NvmlTelemetry(Telemetry):
         self._handle = handle
         self._open = True
 
-    def read(self, at: Moment) -> list[Reading]:
+    def read(self, at: ReadingMoment) -> list[Reading]:
         if not self._open:
             return super().read(at)
         nvml = self._nvml
