@@ -294,25 +294,6 @@ def check_rsh(template: str, where: str) -> None:
         )
 
 
-def format_cluster(cluster: Cluster) -> str:
-    """The cluster as a TOML file that `read_cluster_file` reads."""
-    lines = [f"{key} = {_quote(value)}" for key in ("interface", "rsh") if (value := getattr(cluster, key))]
-    if cluster.environment:
-        lines += ["", "[environment]"]
-        lines += [f"{name} = {_quote(value)}" for name, value in cluster.environment.items()]
-    for host in cluster.hosts:
-        lines += ["", "[[hosts]]"]
-        lines += [
-            f"{key} = {value if isinstance(value, int) else _quote(value)}" for key, value in _list_stated(host).items()
-        ]
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _quote(text: str) -> str:
-    """A JSON string is a TOML basic string too, but for the character DEL, which must be escaped."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
-
-
 def _read_table(content: object, where: str, what: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
     """Names and values; `known` are the only ones that there may be."""
     if not isinstance(content, dict):

@@ -18,9 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.core.processes import last_line, run_program
-from stepscope.launch.hosts import Cluster, Host, format_cluster, format_hostfile
+from stepscope.launch.hosts import Cluster, Host, format_hostfile
 
 INTERFACE = "eth0"
 """What every host calls its one link."""
@@ -134,7 +136,7 @@ class NetLab:
 
     @property
     def cluster_file(self) -> Path:
-        return self.folder / "cluster.toml"
+        return self.folder / "cluster.yaml"
 
     @property
     def hostfile(self) -> Path:
@@ -206,7 +208,7 @@ class NetLab:
         names_file.write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
         self.enter_script.write_text(_format_enter(self._tag, names_file))
         self.enter_script.chmod(0o755)
-        self.cluster_file.write_text(format_cluster(self.cluster))
+        self.cluster_file.write_bytes(msgspec.yaml.encode(self.cluster))
         self.hostfile.write_text(format_hostfile(self.hosts))
 
 

@@ -64,48 +64,37 @@ class FakeClock:
 
 
 class Device(Protocol):
+    """As it stands, one without a queue: work is done when the call returns."""
+
     name: str
-    has_events: bool
+    has_events: bool = False
 
     def synchronize(self) -> None:
         """Return when all work given to the device is done."""
+        return
 
     def mark(self) -> Any:
         """A moment on the device's time line, behind the work given to it so far."""
+        return None
 
     def elapsed_s(self, start: Any, stop: Any) -> float:
         """Device time between two marks; only after `synchronize`."""
+        raise TypeError(f"{self.name} has no device events")
 
     def hold(self, seconds: float) -> None:
         """Keep the device busy for about so long, so that what is given to it next queues up behind."""
+        return
 
     def has_reached(self, mark: Any) -> bool:
         """Whether the device has got as far as the mark."""
+        return True
 
     def allocations(self) -> int:
         """How often memory had to be fetched from below so far: calls to the driver, or page faults of the host."""
 
 
-class CpuDevice:
-    """Work is done when the call returns."""
-
+class CpuDevice(Device):
     name = "cpu"
-    has_events = False
-
-    def synchronize(self) -> None:
-        return
-
-    def mark(self) -> None:
-        return
-
-    def elapsed_s(self, start: object, stop: object) -> float:
-        raise TypeError("a CPU has no device events")
-
-    def hold(self, seconds: float) -> None:
-        return
-
-    def has_reached(self, mark: object) -> bool:
-        return True
 
     def allocations(self) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
