@@ -29,8 +29,7 @@ _EXPORTED_VARIABLE = "STEPSCOPE_RENDEZVOUS"
 
 # Below the range from which Linux takes the ports of outgoing connections (32768 and up), so that a port derived
 # from a job's name is not in use by chance.
-_FIRST_PORT = 20000
-_LAST_PORT = 32767
+FIRST_PORT, LAST_PORT = 20000, 32767
 
 # Slurm numbers the batch script, the interactive shell and the container of external processes from the top down.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -124,6 +123,7 @@ _MPI_FAMILIES = (
 )
 _BARE_PMI = _Family("PMI_RANK", "PMI_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK")
 _BARE_PMIX = _Family("PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_RANK")
+_SLURM = _Family("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID")
 _TORCH = _Family("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK")
 
 
@@ -255,18 +255,13 @@ def _is_slurm_step(environ: Mapping[str, str], ask: Lookups) -> bool:
 
 
 def _from_slurm(environ: Mapping[str, str], ask: Lookups) -> RankContext:
-    rank = _read_number(environ, "SLURM_PROCID")
-    world_size = _read_count(environ, "SLURM_STEP_NUM_TASKS")
     node = _read_number(environ, "SLURM_NODEID")
     counts = parse_tasks_per_node(_required(environ, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(counts):
         raise _contradiction(environ, "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
-    place = _Place(rank, world_size, _read_number(environ, "SLURM_LOCALID"), counts[node])
-    _check_place(
-        place,
-        environ,
-        _Family("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", ""),
-    )
+    rank, world_size = _read_number(environ, _SLURM.rank), _read_count(environ, _SLURM.size)
+    place = _Place(rank, world_size, _read_number(environ, _SLURM.local_rank), counts[node])
+    _check_place(place, environ, _SLURM)
     job = f"{_required(environ, 'SLURM_JOB_ID')}.{environ['SLURM_STEP_ID']}"
     address, port = _given_meeting(environ)
     if address is None:
@@ -383,4 +378,4 @@ def _given_meeting(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 def _derive_port(job: str) -> int:
     """The same number on all ranks without talking, and another one for another job (nearly always)."""
-    return _FIRST_PORT + zlib.crc32(job.encode()) % (_LAST_PORT - _FIRST_PORT + 1)
+    return FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)

@@ -24,12 +24,10 @@ import msgspec
 
 from stepscope.core.errors import ExitCode, LaunchError, UsageError
 from stepscope.core.processes import exit_code_of
-from stepscope.launch.context import SELF_LAUNCH_VARIABLE
+from stepscope.launch.context import FIRST_PORT, LAST_PORT, SELF_LAUNCH_VARIABLE
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, check_rsh, encode_cluster
 from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED
 
-# Below the range from which Linux takes the ports of outgoing connections.
-FIRST_PORT, LAST_PORT = 20000, 32767
 POLL_S = 0.05
 LOADING_S = 60.0
 """For a host that has started to load torch and to try once more: on a busy machine or a slow disk it takes long."""
