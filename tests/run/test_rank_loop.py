@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
+from fake_device import FakeDevice
 from stepscope.core.errors import MissingDependencyError, StoreWriteError, UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import (
@@ -17,7 +18,6 @@ from stepscope.measure import (
     BarProgress,
     CpuDevice,
     FakeClock,
-    FakeDevice,
     LineProgress,
     SilentProgress,
     WallClock,

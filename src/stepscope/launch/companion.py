@@ -68,9 +68,8 @@ def _watch(reader: int, rank_0: int, folder: Path, ranks: int, hang_limit_s: flo
     while not select.select([reader], [], [], POLL_S)[0]:
         running = [rank for rank in range(ranks) if beat_path(folder / RANKS_FOLDER, rank).exists()]
         late = watch.find_late(running, time.time()) if running else []
-        stopped_s = (
-            stopped_s + POLL_S if 0 not in watch.beats and process_status(rank_0) == psutil.STATUS_STOPPED else 0.0
-        )
+        is_stopped = 0 not in watch.beats and process_status(rank_0) == psutil.STATUS_STOPPED
+        stopped_s = stopped_s + POLL_S if is_stopped else 0.0
         if stopped_s > hang_limit_s * STOPPED_SHARE:
             failure = watch.describe_hang([0])
             break

@@ -90,17 +90,14 @@ def export_rendezvous(context: RankContext) -> None:
 
     Call it before `init_process_group`. Processes started from here inherit the variables.
     """
-    os.environ.update(
-        {
-            "RANK": str(context.rank),
-            "WORLD_SIZE": str(context.world_size),
-            "LOCAL_RANK": str(context.local_rank),
-            "LOCAL_WORLD_SIZE": str(context.local_world_size),
-            "MASTER_ADDR": context.master_addr,
-            "MASTER_PORT": str(context.master_port),
-            _EXPORTED_VARIABLE: context.launcher,
-        }
-    )
+    place = _Place(context.rank, context.world_size, context.local_rank, context.local_world_size)
+    os.environ.update(rendezvous_variables(place, context.master_addr, context.master_port))
+    os.environ[_EXPORTED_VARIABLE] = context.launcher
+
+
+def rendezvous_variables(place: tuple[int, int, int, int], address: str, port: int) -> dict[str, str]:
+    """What `env://` reads. `place`: rank and size of the world, then those on this host."""
+    return {**dict(zip(_TORCH, map(str, place), strict=False)), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 class _Family(NamedTuple):

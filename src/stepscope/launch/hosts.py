@@ -86,33 +86,24 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def host_of_rank(self, rank: int) -> Host:
         """Ranks fill the hosts one after the other."""
-        first = 0
-        for host in self.hosts:
-            first += host.slots
-            if rank < first:
-                return host
-        raise IndexError(f"there is no rank {rank} of {self.ranks}")
+        return [host for host in self.hosts for _ in range(host.slots)][rank]
 
     def variables_of(self, host: Host) -> dict[str, str]:
-        """What the ranks of a host find in their environment; what the file sets by name wins."""
-        return {**interface_variables(self.interface_of(host)), **self.environment}
+        """What the ranks of a host find in their environment; what the file sets by name wins.
+
+        UCX is not told the interface: it names devices (mlx5_0:1), and a name of the other kind would keep it from
+        using RDMA.
+        """
+        interface = self.interface_of(host)
+        if interface is None:
+            return dict(self.environment)
+        # Without the sign NCCL takes every interface whose name begins so: eth1 and eth10.
+        return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", **self.environment}
 
 
 def _check_interface(interface: str | None) -> None:
     if interface is not None and not _INTERFACE.fullmatch(interface):
         raise ValueError(f"{interface[:80]!r} cannot be a network interface: it is one name, as `ip link` shows it")
-
-
-def interface_variables(interface: str | None) -> dict[str, str]:
-    """How gloo and NCCL are told which interface to use.
-
-    UCX is left alone: it names devices (mlx5_0:1), not interfaces, and a name of the second kind would keep it from
-    using RDMA.
-    """
-    if interface is None:
-        return {}
-    # Without the sign NCCL takes every interface whose name begins so: eth1 and eth10.
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def with_ranks_per_node(cluster: Cluster, ranks: int | None) -> Cluster:

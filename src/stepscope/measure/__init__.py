@@ -6,7 +6,6 @@ from stepscope.measure.device import (
     CudaDevice,
     Device,
     FakeClock,
-    FakeDevice,
     WallClock,
     best_device,
     device_kind,
@@ -33,7 +32,7 @@ from stepscope.records import QUICK, MeasureSettings
 
 __all__ = [
     "OF_TIMES", "QUICK", "Alone", "BarProgress", "Clock", "CoRunningLoad", "CpuDevice", "CpuUse", "CudaDevice",
-    "Device", "Estimate", "FakeClock", "FakeDevice", "LineProgress", "MeasureSettings", "Measurement", "Peers",
+    "Device", "Estimate", "FakeClock", "LineProgress", "MeasureSettings", "Measurement", "Peers",
     "SilentProgress", "WallClock", "best_device", "device_kind", "find_co_running_load", "format_case_line",
     "free_memory_bytes", "freeze_libraries", "give_back_memory", "judge_times", "keep_freed_memory",
     "last_level_cache_bytes", "measure", "no_garbage_collection", "open_device", "open_progress", "read_cpu_use",

@@ -90,6 +90,7 @@ def read_cpu(root: Path = ROOT) -> Cpu:
     entries = parse_cpuinfo(read_text(root / "proc/cpuinfo") or "")
     folder = root / "sys/devices/system/cpu"
     sockets, cores = _read_topology(folder)
+    threads = len(parse_cpu_list(read_text(folder / "online") or "")) or len(entries) or os.cpu_count() or 1
     architecture = _architecture(entries)
     decisive = _KERNEL_FEATURES.get(architecture)
     return Cpu(
@@ -97,11 +98,12 @@ def read_cpu(root: Path = ROOT) -> Cpu:
         architecture=architecture,
         sockets=sockets or _count_sockets(entries),
         cores=cores or _count_cores(entries),
-        threads=_count_threads(entries, folder),
-        usable_threads=_count_usable_threads(root, _count_threads(entries, folder)),
+        threads=threads,
+        # By affinity; the file and not the system call, so that a fake root is believed.
+        usable_threads=min(len(read_allowed_cpus(root)), threads) or threads,
         max_clock_hz=_read_max_clock_hz(folder, entries),
         governor=read_governor(root),
-        last_level_cache_bytes=_read_last_level_cache_bytes(folder),
+        last_level_cache_bytes=read_last_level_cache(root),
         features=sorted(flag for flag in _flags(entries) if decisive and decisive.fullmatch(flag)),
     )
 
@@ -115,11 +117,6 @@ def parse_cpuinfo(text: str) -> list[dict[str, str]]:
         if "processor" in entry:
             entries.append(entry)
     return entries
-
-
-def has_hypervisor_flag(root: Path = ROOT) -> bool:
-    """x86 only: ARM processors do not say."""
-    return "hypervisor" in _flags(parse_cpuinfo(read_text(root / "proc/cpuinfo") or ""))
 
 
 def _flags(entries: list[dict[str, str]]) -> set[str]:
@@ -174,16 +171,6 @@ def _count_cores(entries: list[dict[str, str]]) -> int | None:
     return len(pairs) or None
 
 
-def _count_threads(entries: list[dict[str, str]], folder: Path) -> int:
-    online = read_text(folder / "online")
-    return len(parse_cpu_list(online or "")) or len(entries) or os.cpu_count() or 1
-
-
-def _count_usable_threads(root: Path, threads: int) -> int:
-    """By affinity; the file and not the system call, so that a fake root is believed."""
-    return min(len(read_allowed_cpus(root)), threads) or threads
-
-
 def read_allowed_cpus(root: Path = ROOT) -> list[int]:
     """Logical processors that this process may use; empty where the kernel does not tell."""
     found = re.search(r"^Cpus_allowed_list:(.*)", read_text(root / "proc/self/status") or "", re.MULTILINE)
@@ -222,12 +209,9 @@ def _list_policies(folder: Path) -> list[Path]:
 
 
 def read_last_level_cache(root: Path = ROOT) -> int | None:
-    """Bytes of this host's last-level caches together; None where the kernel does not tell."""
-    return _read_last_level_cache_bytes(root / "sys/devices/system/cpu")
-
-
-def _read_last_level_cache_bytes(folder: Path) -> int | None:
-    """All instances of the highest level together; each is counted once though many processors share it."""
+    """Bytes of all caches of the highest level together, each counted once though many processors share it; None where
+    the kernel does not tell."""
+    folder = root / "sys/devices/system/cpu"
     sizes: dict[tuple[int, str], int] = {}
     for cpu in list_folder(folder, "cpu[0-9]*"):
         for index in list_folder(cpu / "cache", "index[0-9]*"):
@@ -370,7 +354,9 @@ def read_virtualization(root: Path = ROOT) -> str | None:
     if named is None and "microsoft" in (read_text(root / "proc/sys/kernel/osrelease") or "").lower():
         return "wsl"
     guest = named or read_text(root / "sys/hypervisor/type") or None
-    return guest or ("hypervisor" if has_hypervisor_flag(root) else None)
+    # x86 only: ARM processors do not say.
+    flags = _flags(parse_cpuinfo(read_text(root / "proc/cpuinfo") or ""))
+    return guest or ("hypervisor" if "hypervisor" in flags else None)
 
 
 def read_load(root: Path = ROOT) -> float | None:

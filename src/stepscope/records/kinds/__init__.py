@@ -9,7 +9,6 @@ from stepscope.records.kinds.communication import (
     COMMUNICATION_OWNER,
     COMPUTE,
     LATER_PHASES,
-    MODES,
     POINT_TO_POINT,
     SETUP_PHASES,
     TOGETHER,
@@ -57,7 +56,7 @@ Observed = (
 )  # fmt: skip
 
 __all__ = [
-    "CALL", "COMM", "COMMUNICATION_OWNER", "COMPUTE", "LATER_PHASES", "MODES", "POINT_TO_POINT", "SETUP_PHASES",
+    "CALL", "COMM", "COMMUNICATION_OWNER", "COMPUTE", "LATER_PHASES", "POINT_TO_POINT", "SETUP_PHASES",
     "TOGETHER", "WORLD", "BaseObserved", "BaseSpec", "CallObserved", "CallSpec", "CollectiveObserved",
     "CollectiveSpec", "ExchangeObserved", "MessageObserved", "Mode", "ModelObserved", "Number", "Observed",
     "OperatorObserved", "OperatorSpec", "OtherObserved", "OtherSpec", "OverlapObserved", "OverlapSide",

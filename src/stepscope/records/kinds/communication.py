@@ -9,7 +9,6 @@ from stepscope.records.kinds.base import BaseObserved, BaseSpec, Number, Paramet
 COMMUNICATION_OWNER = "communication"
 POINT_TO_POINT = "send_recv"
 Mode = Literal["blocking", "nonblocking", "graph"]
-MODES: tuple[Mode, ...] = ("blocking", "nonblocking", "graph")
 WORLD = "world"
 COMPUTE, COMM, TOGETHER = "compute", "comm", "together"
 """Names of an overlap's times in the samples: what computes, the first collective, and all at once."""
