@@ -183,7 +183,7 @@ def test_one_line_makes_a_cluster_and_measures_it(stepscope: Stepscope, lab: Net
 
 
 def test_uneven_hosts_from_outside_the_lab(stepscope: Stepscope, lab: NetLab, tmp_path: Path) -> None:
-    cluster = tmp_path / "uneven.toml"
+    cluster = tmp_path / "uneven.yaml"
     cluster.write_text(lab.cluster_file.read_text().replace("name: host1\n  slots: 1", "name: host1\n  slots: 2"))
     answer = stepscope("launch", "torchrun", "--cluster", str(cluster), "--", *QUICK)
     assert answer.code == 0, answer.err
