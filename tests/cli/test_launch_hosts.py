@@ -203,7 +203,7 @@ def test_mpirun_between_the_hosts(stepscope: Stepscope, backend: str, lab: NetLa
 
 
 def test_the_lab_passes_the_commands_output_and_exit_code_on(stepscope: Stepscope, lab: NetLab) -> None:
-    script = 'cat /proc/sys/kernel/hostname; grep -c hosts "$STEPSCOPE_CLUSTER_FILE"\n'
+    script = 'cat /proc/sys/kernel/hostname; grep -c name: "$STEPSCOPE_CLUSTER_FILE"\n'
     script += 'test "$0" = "$STEPSCOPE_HOSTFILE"; exit 7'
     answer = stepscope("launch", "netlab", "--hosts", "3", "--", "sh", "-ec", script, "{hostfile}")
     assert (answer.code, answer.out) == (7, "host0\n3\n")

@@ -187,27 +187,26 @@ def run_mpirun(plan: MpiCommand, *, only_json: bool = False, has_failed: Callabl
     now and then, and mpirun is ended some time after it said yes: it would wait for ever for a host whose link is lost.
     """
     with tempfile.TemporaryDirectory(prefix="stepscope-answer-") as answers:
-        return _run(plan, _Relay(only_json, Path(answers) / "answer.json"), has_failed)
-
-
-def _run(plan: MpiCommand, relay: _Relay, has_failed: Callable[[], bool]) -> MpiEnd:
-    try:
-        process = subprocess.Popen(
-            plan.command,
-            env={**os.environ, **plan.environment, ANSWER_VARIABLE: str(relay.answer)},
-            cwd=plan.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-    except OSError as error:
-        raise LaunchError(f"cannot start {plan.command[0]}: {error.strerror}", where=plan.folder) from error
-    reader = threading.Thread(target=relay.pass_on, args=(process.stdout,), daemon=True)
-    reader.start()
-    try:
-        _wait(process, has_failed)
-    finally:
-        was_stopped = _stop(process)
-        reader.join(_STOP_WAIT_S)
+        relay = _Relay(only_json, Path(answers) / "answer.json")
+        try:
+            process = subprocess.Popen(
+                plan.command,
+                env={**os.environ, **plan.environment, ANSWER_VARIABLE: str(relay.answer)},
+                cwd=plan.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {plan.command[0]}: {error.strerror}", where=plan.folder) from error
+        reader = threading.Thread(target=relay.pass_on, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            while process.poll() is None and not has_failed():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ASK_S)
+        finally:
+            was_stopped = _stop(process)
+            reader.join(_STOP_WAIT_S)
     code = ExitCode.FAILED if was_stopped else process.returncode
     return MpiEnd(exit_code_of(code), relay.has_answered)
 
@@ -246,12 +245,6 @@ def _is_json(line: bytes) -> bool:
     except msgspec.DecodeError:
         return False
     return True
-
-
-def _wait(process: subprocess.Popen[bytes], has_failed: Callable[[], bool]) -> None:
-    while process.poll() is None and not has_failed():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_ASK_S)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> bool:

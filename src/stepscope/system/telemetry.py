@@ -5,7 +5,6 @@ A read costs well under 2 ms, so that it can stand between samples; what is slow
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -182,23 +181,13 @@ def open_telemetry(
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return CpuTelemetry(device, root=root)
-    if kind == "cuda" and (number.isdigit() or not number):
-        return _open_nvml_telemetry(device, int(number or 0), root, nvml, environment)
-    return Telemetry(device, root=root)
-
-
-def _open_nvml_telemetry(
-    device: str, ordinal: int, root: Path, nvml: Any | None, environment: Mapping[str, str] | None
-) -> Telemetry:
     module = import_nvml() if nvml is None else nvml
-    if module is None or not start_nvml(module):
+    if kind != "cuda" or not (number.isdigit() or not number) or module is None or not start_nvml(module):
         return Telemetry(device, root=root)
     torch = find_loaded_torch()
     # Telemetry must not be what starts CUDA in a process that has not yet done so.
     started = torch if torch is not None and torch.cuda.is_initialized() else None
-    index = find_nvml_index(
-        module, ordinal, torch=started, environment=os.environ if environment is None else environment
-    )
+    index = find_nvml_index(module, int(number or 0), torch=started, environment=environment)
     handle = ask(module, "nvmlDeviceGetHandleByIndex", index) if index is not None else None
     if handle is None:
         ask(module, "nvmlShutdown")
