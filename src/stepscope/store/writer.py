@@ -131,12 +131,8 @@ class RunWriter:
             self._samples[name] = self._open_append(name)
         return self._samples[name]
 
-    @property
-    def finished(self) -> frozenset[str]:
-        """Keys of the cases that need not be measured again."""
-        return frozenset(self._results)
-
     def remaining(self) -> list[Case]:
+        """The cases that are still to be measured."""
         return [case for case in self.plan.cases if case.key not in self._results]
 
     def begin(self, case: Case) -> int:

@@ -63,14 +63,11 @@ def load_catalogue() -> Catalogue:
 
 def _parse_device(entry: dict[str, Any]) -> DevicePeak:
     return DevicePeak(
-        name=entry["name"],
-        aliases=entry["aliases"],
-        memory_bytes=entry["memory_gib"] << 30,
-        memory_bytes_per_s=entry["memory_gb_per_s"] * 1e9,
-        flops={dtype: rate * 1e12 for dtype, rate in entry["tflops"].items()},
-        l2_bytes=entry["l2_mib"] << 20 if "l2_mib" in entry else None,
-        source=entry["source"],
-        note=entry.get("note", ""),
+        memory_bytes=entry.pop("memory_gib") << 30,
+        memory_bytes_per_s=entry.pop("memory_gb_per_s") * 1e9,
+        flops={dtype: rate * 1e12 for dtype, rate in entry.pop("tflops").items()},
+        l2_bytes=entry.pop("l2_mib") << 20 if "l2_mib" in entry else None,
+        **entry,
     )
 
 
