@@ -123,18 +123,18 @@ def make_observed(spec: Spec, facts: Mapping[str, Scalar]) -> Observed | None:
             except msgspec.ValidationError:
                 continue
             del left[field.name]
+    for name, pattern in struct.NAMES.items():
+        found = _take_numbers(left, re.compile(pattern.replace("{}", "(.+)")))
+        if found:
+            fields[name] = found
     made: Observed = struct(**fields, other=left)
     return made
 
 
-def _take_numbers(facts: dict[str, Scalar], prefix: str) -> dict[str, Scalar]:
-    names = [name for name, value in facts.items() if name.startswith(prefix) and type(value) in {int, float}]
-    return {name.removeprefix(prefix): facts.pop(name) for name in names}
-
-
-def _rewrite_collective(facts: dict[str, Scalar]) -> dict[str, Any]:
-    found = _take_numbers(facts, "iteration_")
-    return {"iteration": {name: float(value) for name, value in found.items()}} if found else {}
+def _take_numbers(facts: dict[str, Scalar], pattern: re.Pattern[str]) -> dict[str, float]:
+    matches = [match for name, value in facts.items()
+               if type(value) in {int, float} and (match := pattern.fullmatch(name)) is not None]  # fmt: skip
+    return {match[1]: float(facts.pop(match[0])) for match in matches}
 
 
 def _rewrite_overlap(facts: dict[str, Scalar]) -> dict[str, Any]:
@@ -171,23 +171,17 @@ def _rewrite_pattern(facts: dict[str, Scalar]) -> dict[str, Any]:
 
 
 def _rewrite_workload(facts: dict[str, Scalar]) -> dict[str, Any]:
-    stated: dict[str, Any] = {name: facts.pop(name) for name in ("check_s", "check_examples") if name in facts}
-    errors = _take_numbers(facts, "check_")
-    facts |= stated
-    fields: dict[str, Any] = {"check_errors": {name: float(value) for name, value in errors.items()}} if errors else {}
     served = {name: value for name, value in facts.items() if name.startswith("serving_")}
     try:
         serving = msgspec.convert({name.removeprefix("serving_"): one for name, one in served.items()}, kinds.Serving)
     except msgspec.ValidationError:
-        return fields
+        return {}
     for name in served:
         del facts[name]
-    return {**fields, "serving": serving} if served else fields
+    return {"serving": serving} if served else {}
 
 
 _REWRITES: dict[str, Callable[[dict[str, Scalar]], dict[str, Any]]] = {
-    "collective": _rewrite_collective,
-    "point_to_point": _rewrite_collective,
     "overlap": _rewrite_overlap,
     "pattern": _rewrite_pattern,
     "workload": _rewrite_workload,
