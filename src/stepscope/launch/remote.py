@@ -147,7 +147,7 @@ def plan_torchrun(
     environ = os.environ if environ is None else environ
     template = rsh or cluster.rsh or DEFAULT_RSH
     check_rsh(template, "--rsh")
-    meeting = (meeting_address(cluster), port or choose_port(cluster))
+    address, port = meeting_address(cluster), port or choose_port(cluster)
     # The hosts may be uneven: each node sends the others its number of ranks, unless this says they are all alike.
     shared = {**shared_variables(cluster, environ), "TORCH_ELASTIC_WORKER_IDENTICAL": "0"}
     shared |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3", JOIN_VARIABLE: f"{join_limit_s:g}"}
@@ -155,8 +155,18 @@ def plan_torchrun(
     planned = []
     for number, host in enumerate(cluster.hosts):
         variables = {**shared, **cluster.variables_of(host)}
-        words = [python, "-m", "stepscope.launch.node", *_torchrun_options(cluster, number, meeting, join_limit_s),
-                 "-m", "stepscope", *arguments]  # fmt: skip
+        options = [
+            f"--nnodes={len(cluster.hosts)}",
+            f"--node-rank={number}",
+            f"--nproc-per-node={host.slots}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            # Longer than everybody else waits: torchrun knows how many are missing, but not who.
+            f"--rdzv-conf=timeout={round(join_limit_s) + 60}",
+            "--max-restarts=0",
+            "--monitor-interval=0.1",
+        ]
+        words = [python, "-m", "stepscope.launch.node", *options, "-m", "stepscope", *arguments]
         remote = not is_local(host)
         if remote:
             words = remote_command(template, host.name, words, variables, place)
@@ -166,21 +176,6 @@ def plan_torchrun(
             )
         )
     return planned
-
-
-def _torchrun_options(cluster: Cluster, number: int, meeting: tuple[str, int], join_limit_s: float) -> list[str]:
-    address, port = meeting
-    return [
-        f"--nnodes={len(cluster.hosts)}",
-        f"--node-rank={number}",
-        f"--nproc-per-node={cluster.hosts[number].slots}",
-        f"--master-addr={address}",
-        f"--master-port={port}",
-        # Longer than everybody else waits: torchrun knows how many are missing, but not who.
-        f"--rdzv-conf=timeout={round(join_limit_s) + 60}",
-        "--max-restarts=0",
-        "--monitor-interval=0.1",
-    ]
 
 
 def remote_command(

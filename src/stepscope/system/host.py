@@ -96,8 +96,8 @@ def read_cpu(root: Path = ROOT) -> Cpu:
     return Cpu(
         model=_find_model(entries, root),
         architecture=architecture,
-        sockets=sockets or _count_sockets(entries),
-        cores=cores or _count_cores(entries),
+        sockets=sockets or _count_distinct(entries, "physical id"),
+        cores=cores or _count_distinct(entries, "physical id", "core id"),
         threads=threads,
         # By affinity; the file and not the system call, so that a fake root is believed.
         usable_threads=min(len(read_allowed_cpus(root)), threads) or threads,
@@ -162,13 +162,9 @@ def _read_topology(folder: Path) -> tuple[int | None, int | None]:
     return len(packages) or None, len(siblings) or None
 
 
-def _count_sockets(entries: list[dict[str, str]]) -> int | None:
-    return len({entry["physical id"] for entry in entries if "physical id" in entry}) or None
-
-
-def _count_cores(entries: list[dict[str, str]]) -> int | None:
-    pairs = {(entry["physical id"], entry["core id"]) for entry in entries if {"physical id", "core id"} <= set(entry)}
-    return len(pairs) or None
+def _count_distinct(entries: list[dict[str, str]], *fields: str) -> int | None:
+    """How many values these fields have together; None where no entry has them."""
+    return len({tuple(entry[name] for name in fields) for entry in entries if set(fields) <= set(entry)}) or None
 
 
 def read_allowed_cpus(root: Path = ROOT) -> list[int]:
@@ -389,24 +385,20 @@ def read_nics(root: Path = ROOT) -> list[Nic]:
     return [*_read_interfaces(root), *_read_rdma_ports(root)]
 
 
-def _read_interfaces(root: Path) -> list[Nic]:
-    nics = []
+def _read_interfaces(root: Path) -> Iterator[Nic]:
     for folder in list_folder(root / "sys/class/net"):
         mtu = read_natural(folder / "mtu")
         if mtu is None:  # no interface: drivers leave plain files such as bonding_masters here
             continue
         kind = _name_kind(folder)
         speed_mbit = read_natural(folder / "speed") if kind != "loopback" else None
-        nics.append(
-            Nic(
-                name=folder.name,
-                kind=kind,
-                speed_bits_per_s=speed_mbit * 1e6 if speed_mbit else None,
-                mtu=mtu,
-                numa_node=read_natural(folder / "device/numa_node"),
-            )
+        yield Nic(
+            name=folder.name,
+            kind=kind,
+            speed_bits_per_s=speed_mbit * 1e6 if speed_mbit else None,
+            mtu=mtu,
+            numa_node=read_natural(folder / "device/numa_node"),
         )
-    return nics
 
 
 def _name_kind(folder: Path) -> str:
@@ -419,18 +411,14 @@ def _name_kind(folder: Path) -> str:
     return "ethernet" if is_there(folder / "device") else "virtual"
 
 
-def _read_rdma_ports(root: Path) -> list[Nic]:
-    nics = []
+def _read_rdma_ports(root: Path) -> Iterator[Nic]:
     for device in list_folder(root / "sys/class/infiniband"):
         for port in list_folder(device / "ports", "[0-9]*"):
             rate = re.match(r"([\d.]+)\s*Gb/sec", read_text(port / "rate") or "")
             layer = (read_text(port / "link_layer") or "InfiniBand").lower()
-            nics.append(
-                Nic(
-                    name=f"{device.name}:{port.name}",
-                    kind="infiniband" if layer == "infiniband" else "ethernet",
-                    speed_bits_per_s=float(rate[1]) * 1e9 if rate else None,
-                    numa_node=read_natural(device / "device/numa_node"),
-                )
+            yield Nic(
+                name=f"{device.name}:{port.name}",
+                kind="infiniband" if layer == "infiniband" else "ethernet",
+                speed_bits_per_s=float(rate[1]) * 1e9 if rate else None,
+                numa_node=read_natural(device / "device/numa_node"),
             )
-    return nics
