@@ -143,7 +143,7 @@ def open_store(context: RankContext, limit_s: float, on_wait: Callable[[], objec
     store = PrefixStore(f"stepscope/{attempt}", _reach_rank_0(context, limit_s * CONNECT_SHARE))
     store.set(f"joined/{context.rank}", socket.gethostname())
     if context.rank == 0:
-        _wait_for_all(store, context.world_size, limit_s, on_wait)
+        wait_for_all(store, context.world_size, limit_s, on_wait)
         store.set("complete", "1")
     else:
         _wait_for_word(store, context, limit_s + REST_S, on_wait)
@@ -185,7 +185,7 @@ def wait_until(is_done: Callable[[], bool], limit_s: float, on_wait: Callable[[]
     return True
 
 
-def _wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[[], object]) -> None:
+def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> None:
     everybody = [f"joined/{rank}" for rank in range(world_size)]
     if not wait_until(lambda: store.check(everybody), limit_s, on_wait):
         hint = "was every rank started, with the same command, and can each reach rank 0?"
