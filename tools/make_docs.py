@@ -11,12 +11,16 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from cli_reference import format_cli_reference  # noqa: E402
 from operator_page import format_operator_page  # noqa: E402
+from reference_tables import (  # noqa: E402
+    RECORDS,
+    format_catalogue,
+    format_metrics,
+    format_sql_tables,
+    format_trace_metrics,
+    make_schema,
+)
 from rooms_picture import draw_rooms  # noqa: E402
-from stepscope.metrics import format_metrics_markdown  # noqa: E402
-from stepscope.metrics.sql import format_tables_markdown  # noqa: E402
-from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown  # noqa: E402
-from stepscope.records.codec import RECORDS, make_schema  # noqa: E402
-from stepscope.system.catalogue import format_catalogue_markdown  # noqa: E402
+from stepscope.metrics.traces import TRACE_METRICS  # noqa: E402
 from workload_picture import draw_gains  # noqa: E402
 from workload_table import find_lines, format_table, read_values  # noqa: E402
 
@@ -35,11 +39,11 @@ def main() -> None:
         (schemas / f"{name}.schema.json").write_text(text + "\n", encoding="utf-8")
     (ROOT / "docs" / "cli.md").write_text(format_cli_reference(), encoding="utf-8")
     (ROOT / "docs" / "operators.md").write_text(format_operator_page(), encoding="utf-8")
-    replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue_markdown())
-    replace_between(ROOT / "docs" / "store.md", "tables", format_tables_markdown())
-    replace_between(ROOT / "docs" / "metrics.md", "metrics", format_metrics_markdown())
+    replace_between(ROOT / "docs" / "system.md", "catalogue", format_catalogue())
+    replace_between(ROOT / "docs" / "store.md", "tables", format_sql_tables())
+    replace_between(ROOT / "docs" / "metrics.md", "metrics", format_metrics())
     for analysis in TRACE_METRICS:
-        replace_between(ROOT / "docs" / "trace-metrics.md", analysis, format_trace_metrics_markdown(analysis))
+        replace_between(ROOT / "docs" / "trace-metrics.md", analysis, format_trace_metrics(analysis))
     values = read_values()
     replace_between(ROOT / "docs" / "workloads.md", "suite", format_table(values))
     (ROOT / "docs" / "images" / "suite-gains.svg").write_text(draw_gains(find_lines(values)), encoding="utf-8")

@@ -183,8 +183,8 @@ def test_one_line_makes_a_cluster_and_measures_it(stepscope: Stepscope, lab: Net
 
 
 def test_uneven_hosts_from_outside_the_lab(stepscope: Stepscope, lab: NetLab, tmp_path: Path) -> None:
-    cluster = tmp_path / "uneven.toml"
-    cluster.write_text(lab.cluster_file.read_text().replace('name = "host1"\nslots = 1', 'name = "host1"\nslots = 2'))
+    cluster = tmp_path / "uneven.yaml"
+    cluster.write_text(lab.cluster_file.read_text().replace("name: host1\n  slots: 1", "name: host1\n  slots: 2"))
     answer = stepscope("launch", "torchrun", "--cluster", str(cluster), "--", *QUICK)
     assert answer.code == 0, answer.err
     check(answer.data, launcher="torchrun", hosts=["host0", "host1"], ranks=3)
@@ -203,7 +203,7 @@ def test_mpirun_between_the_hosts(stepscope: Stepscope, backend: str, lab: NetLa
 
 
 def test_the_lab_passes_the_commands_output_and_exit_code_on(stepscope: Stepscope, lab: NetLab) -> None:
-    script = 'cat /proc/sys/kernel/hostname; grep -c hosts "$STEPSCOPE_CLUSTER_FILE"\n'
+    script = 'cat /proc/sys/kernel/hostname; grep -c name: "$STEPSCOPE_CLUSTER_FILE"\n'
     script += 'test "$0" = "$STEPSCOPE_HOSTFILE"; exit 7'
     answer = stepscope("launch", "netlab", "--hosts", "3", "--", "sh", "-ec", script, "{hostfile}")
     assert (answer.code, answer.out) == (7, "host0\n3\n")

@@ -10,13 +10,13 @@ import pytest
 from cli_process import Stepscope
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
+from reference_tables import format_metrics
 from stepscope.core.errors import UsageError
 from stepscope.metrics import (
     CaseInput,
     Failed,
     NotApplicable,
     forget_metrics,
-    format_metrics_markdown,
     list_metrics,
     load_metrics_file,
 )
@@ -95,9 +95,7 @@ def test_what_a_file_prints_is_no_part_of_the_answer(here: Stepscope, run: Path,
 def test_the_docs_list_it_and_outcomes_are_told_apart(own: Path) -> None:
     added = load_metrics_file(own)
     try:
-        assert (
-            "| `noise_fraction` | Noise | – | lower | all | p95 over median, minus one |" in format_metrics_markdown()
-        )
+        assert "| `noise_fraction` | Noise | – | lower | all | p95 over median, minus one |" in format_metrics()
         noise, broken = added
         short = CaseInput(MeasuredCase(make_result(CASES[0]), [make_samples(CASES[0], [1.0])]))
         assert noise.evaluate(short) == NotApplicable("too few samples")

@@ -10,6 +10,7 @@ import pytest
 from comms_runs import RankMeasurement, fold_ranks, measure_cases
 from spoiled import SpoiledWorld, flip_element
 
+from fake_device import FakeDevice
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import World
 from stepscope.bench.comms.kernels import make_matmuls, matmul_bytes, plan_matmuls
@@ -19,7 +20,7 @@ from stepscope.bench.comms.patterns.trial import STEP, WAIT, PatternTrial, descr
 from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.trial import Room
 from stepscope.launch import Heartbeat
-from stepscope.measure import CpuDevice, FakeClock, FakeDevice
+from stepscope.measure import CpuDevice, FakeClock
 from stepscope.measure.loop import Measurement
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveSpec

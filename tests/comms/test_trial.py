@@ -12,6 +12,7 @@ import pytest
 from comms_runs import BRIEF, RankMeasurement, cases_of, fold_ranks
 from spoiled import SpoiledWorld, flip_element
 
+from fake_device import FakeDevice
 from stepscope.bench.comms.exchange import CollectiveTrial
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import UnsupportedCallError
@@ -23,7 +24,7 @@ from stepscope.core.units import format_share
 from stepscope.launch import Heartbeat
 from stepscope.launch.join import is_peer_disconnect, wait_for_all
 from stepscope.launch.worker import Session
-from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, WallClock, measure
+from stepscope.measure import CpuDevice, FakeClock, Measurement, MeasureSettings, WallClock, measure
 from stepscope.records import Case, CommunicationRequest, Failure, Notice, describe_exception
 from stepscope.records.kinds import CollectiveObserved
 from stepscope.run.clocks import ClockOffset, answer_pings, ask_clock, find_arrivals

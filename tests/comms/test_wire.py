@@ -16,6 +16,7 @@ from comms_runs import cases_of, measure_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_device import FakeDevice
 from stepscope.bench.comms.encodings import BLOCK, ENCODINGS, Coder, Encoding, bound_error, find_encoding
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError
@@ -24,7 +25,7 @@ from stepscope.bench.comms.trial import Room
 from stepscope.bench.comms.wire import Laps, WireTrial, make_normals, require_wire_sense
 from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
-from stepscope.measure import CpuDevice, FakeClock, FakeDevice
+from stepscope.measure import CpuDevice, FakeClock
 from stepscope.records import Case
 from stepscope.records.kinds import CollectiveSpec
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli_reference import format_cli_reference
-from stepscope.metrics import format_metrics_markdown
-from stepscope.metrics.sql import format_tables_markdown
-from stepscope.metrics.traces import TRACE_METRICS, format_trace_metrics_markdown
+from reference_tables import format_metrics, format_sql_tables, format_trace_metrics
+from stepscope.metrics.traces import TRACE_METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -39,17 +38,17 @@ def test_the_table_of_the_suite_says_what_was_measured(monkeypatch: pytest.Monke
 
 
 def test_the_table_list_is_current() -> None:
-    assert format_tables_markdown().strip() in (ROOT / "docs" / "store.md").read_text(), "run `make docs`"
-
-
-def test_the_list_of_metrics_is_current() -> None:
-    assert format_metrics_markdown().strip() in (ROOT / "docs" / "metrics.md").read_text(), "run `make docs`"
+    assert format_sql_tables().strip() in (ROOT / "docs" / "store.md").read_text(), "run `make docs`"
 
 
 def test_the_lists_of_trace_metrics_are_current() -> None:
-    page = (ROOT / "docs" / "trace-metrics.md").read_text()
+    page = (ROOT / "docs" / "trace-metrics.md").read_text(encoding="utf-8")
     for analysis in TRACE_METRICS:
-        assert format_trace_metrics_markdown(analysis) in page, "run `make docs`"
+        assert format_trace_metrics(analysis) in page, "run `make docs`"
+
+
+def test_the_list_of_metrics_is_current() -> None:
+    assert format_metrics().strip() in (ROOT / "docs" / "metrics.md").read_text(), "run `make docs`"
 
 
 def test_links_lead_somewhere() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,6 @@ from stepscope.launch.hosts import (
     Host,
     check_rsh,
     encode_cluster,
-    format_cluster,
     format_hostfile,
     parse_cluster,
     parse_hostfile,
@@ -192,11 +193,9 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
 
 
 @given(HOSTS, st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True), TEXT, max_size=4))
-def test_a_formatted_cluster_is_read_back(hosts: list[Host], environment: dict[str, str]) -> None:
-    import tomllib
-
+def test_a_written_cluster_is_read_back(hosts: list[Host], environment: dict[str, str]) -> None:
     cluster = Cluster(hosts=tuple(hosts), interface="eth0", rsh="enter '{host}'", environment=environment)
-    assert parse_cluster(tomllib.loads(format_cluster(cluster)), "cluster.toml") == cluster
+    assert parse_cluster(yaml.safe_load(msgspec.yaml.encode(cluster)), "cluster.yaml") == cluster
 
 
 HOST = '[[hosts]]\nname = "a"\n'
@@ -217,7 +216,7 @@ HOST = '[[hosts]]\nname = "a"\n'
         (HOST + HOST, "already hosts", "hosts[1]"),
         (HOST + 'address = "a b"', "cannot be a host's name or address", "hosts[0]"),
         (HOST + 'interface = "eth0,eth1"', "cannot be a network interface", "hosts[0]"),
-        (HOST + "slots = 4\nmax_slots = 2", "more than max_slots", "hosts[0]"),
+        (HOST + "slots = 4\nmax_slots = 2", "more than its max_slots", "hosts[0]"),
         ('interface = ""\n' + HOST, "cannot be a network interface", "cluster.toml"),
         ('[environment]\n"A B" = "x"\n' + HOST, "cannot be a variable's name", "environment"),
         ("[environment]\nA = true\n" + HOST, "A must be a text", "environment"),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from builders import make_case
 from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.processes import exit_code_of
 from stepscope.launch.evidence import Evidence, find_open_run, store_of
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, encode_cluster
 from stepscope.launch.mpi import (
@@ -29,7 +30,7 @@ from stepscope.launch.mpi import (
     plan_mpirun,
     run_mpirun,
 )
-from stepscope.launch.node import HOLD, REACHED, REASON, STARTED, describe_code, exit_code_of, reach
+from stepscope.launch.node import HOLD, REACHED, REASON, STARTED, describe_code, reach
 from stepscope.launch.remote import (
     HostCommand,
     forwarded_variables,

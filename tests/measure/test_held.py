@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from stepscope.measure import CpuDevice, FakeClock, FakeDevice, Measurement, MeasureSettings, measure
+from fake_device import FakeDevice
+from stepscope.measure import CpuDevice, FakeClock, Measurement, MeasureSettings, measure
 from stepscope.measure.instability import find_queue_notices
 from stepscope.measure.loop import MAX_QUEUED_ITERATIONS
 from stepscope.records import Reading

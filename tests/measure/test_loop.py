@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from stepscope.measure import CpuDevice, Estimate, FakeClock, FakeDevice, Measurement, MeasureSettings, measure
+from fake_device import FakeDevice
+from stepscope.measure import CpuDevice, Estimate, FakeClock, Measurement, MeasureSettings, measure
 
 SETTINGS = MeasureSettings()
 

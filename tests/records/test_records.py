@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import make_case, make_result, make_samples, make_system
+from reference_tables import RECORDS, make_schema
 from stepscope.core.errors import BadInputError, NewerVersionError, UsageError
 from stepscope.records import (
     Benchmark,
@@ -28,7 +29,7 @@ from stepscope.records import (
     parse_samples,
     slowest_rank_seconds,
 )
-from stepscope.records.codec import RECORDS, UPGRADES, current_version, make_schema
+from stepscope.records.codec import UPGRADES, current_version
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders import make_case, make_folder, make_result, make_samples, make_system
+from fake_device import FakeDevice
 from stepscope.core.errors import MissingDependencyError, StoreWriteError, UsageError
 from stepscope.launch.worker import Session
 from stepscope.measure import (
@@ -17,7 +18,6 @@ from stepscope.measure import (
     BarProgress,
     CpuDevice,
     FakeClock,
-    FakeDevice,
     LineProgress,
     SilentProgress,
     WallClock,
@@ -142,7 +142,7 @@ def test_a_full_disk_is_no_failed_case(tmp_path: Path, monkeypatch: pytest.Monke
     original = RunWriter.append
 
     def append(self: RunWriter, result: object, samples: object = ()) -> object:
-        if len(self.finished) == 2:
+        if len(self.plan.cases) - len(self.remaining()) == 2:
             raise StoreWriteError("cannot write journal.jsonl: No space left on device")
         return original(self, result, samples)  # type: ignore[arg-type]
 
@@ -218,15 +218,14 @@ def test_without_torch_the_next_step_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_probe_reads_alike_and_rests_in_between() -> None:
-    from stepscope.measure.surroundings import SpeedProbe, open_probe
+    from stepscope.measure.surroundings import open_probe
 
     probe = open_probe(CpuDevice())
-    assert isinstance(probe, SpeedProbe)
+    assert probe is not None
     first = probe.read()
-    assert len(first) == 1
-    assert 0 < first[0] < 0.1
+    assert 0 < first < 0.1
     assert probe.read() == first, "a reading is used again for a while"
-    assert open_probe(FakeDevice(FakeClock())).read() == []
+    assert open_probe(FakeDevice(FakeClock())) is None
 
 
 def test_a_case_that_kills_the_process_twice_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def test_no_parameter_has_the_name_of_a_column() -> None:
     [
         ("op,device,latency_s\nx,y,1\n", ":1", "no column dtype"),
         ("op,device,dtype,latency_s\nx,y,float32,fast\n", ":2", "could not convert"),
+        ("op,device,dtype,pass,latency_s\nx,y,float32,forward,fast\n", ":2", "Expected `float`"),
         ("op,device,dtype,latency_s\nx,y,float32,1e-3\nx,y,float32\n", ":3", "3 cells instead of 4"),
         ("op,device,dtype,latency_s\nx,y,float32,0\n", ":2", "not above 0"),
         ("op,device,dtype,latency_s\nx,y,float32,nan\n", ":2", "not above 0"),

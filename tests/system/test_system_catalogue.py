@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from reference_tables import format_catalogue
 from stepscope.system import find_device_peak, find_link_peak
-from stepscope.system.catalogue import DTYPES, DevicePeak, LinkPeak, format_catalogue_markdown, load_catalogue
+from stepscope.system.catalogue import DTYPES, DevicePeak, LinkPeak, load_catalogue
 
 DOCS = Path(__file__).parents[2] / "docs" / "system.md"
 DEVICES = load_catalogue().devices
@@ -114,6 +115,5 @@ def test_links_hold_together() -> None:
 
 
 def test_the_documented_table_is_up_to_date() -> None:
-    """Rewrite it with: python -c "from stepscope.system.catalogue import *; print(format_catalogue_markdown())"."""
     table = DOCS.read_text(encoding="utf-8").split("<!-- catalogue -->")[1].strip()
-    assert table == format_catalogue_markdown()
+    assert table == format_catalogue(), "run `make docs`"

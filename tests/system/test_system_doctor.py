@@ -3,7 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -44,6 +44,18 @@ class ChildScript:
             assert self.with_remedy is not None
             return self.with_remedy
         return self.first
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make every program and package have the same answer."""
+
+    def answer(*, version: str | None, programs: bool, said: str = "") -> None:
+        monkeypatch.setattr("stepscope.system.doctor.find_version", lambda name: version)
+        monkeypatch.setattr("stepscope.system.doctor.find_program", lambda name: f"/bin/{name}" if programs else None)
+        monkeypatch.setattr("stepscope.system.doctor.ask_program", lambda command: said)
+
+    return answer
 
 
 def kinds(diagnosis: Diagnosis) -> set[str]:
@@ -116,11 +128,12 @@ def test_a_real_child_gets_its_variables() -> None:
     assert (done.exit_code, done.stdout.strip()) == (0, "AVX512_CORE_BF16")
 
 
-def test_torch_that_does_not_start() -> None:
+def test_torch_that_does_not_start(pretend: Callable[..., None]) -> None:
+    pretend(version="2.9", programs=False)
     broken = ChildResult(exit_code=1, stderr="Traceback\nImportError: libcudart.so.12 is missing\n")
     facts, problem = probe_torch(lambda source, variables: broken)
     assert facts is None
-    [torch, *rest] = list_capabilities(facts, problem, None, version_of=lambda name: "2.9", program=lambda name: None)
+    [torch, *rest] = list_capabilities(facts, problem, None)
     assert not torch.available
     assert torch.detail == "2.9 is installed but does not start: ImportError: libcudart.so.12 is missing"
     assert not any(one.name.startswith(("device", "backend")) for one in rest)
@@ -139,8 +152,9 @@ def test_ends_in_words() -> None:
     assert describe_end(ChildResult(exit_code=3)) == "ended with exit code 3"
 
 
-def test_a_bare_machine_is_told_what_to_install() -> None:
-    found = list_capabilities(None, "", None, version_of=lambda name: None, program=lambda name: None)
+def test_a_bare_machine_is_told_what_to_install(pretend: Callable[..., None]) -> None:
+    pretend(version=None, programs=False)
+    found = list_capabilities(None, "", None)
     commands = {one.name: one.command for one in found if not one.available}
     assert commands["torch"] == "pip install 'stepscope[produce]'"
     assert commands["duckdb"] == "pip install 'stepscope[read]'"
@@ -149,12 +163,10 @@ def test_a_bare_machine_is_told_what_to_install() -> None:
     assert commands["compiler"] == "apt-get install g++"
 
 
-def test_gpus_and_backends_of_a_torch_build() -> None:
+def test_gpus_and_backends_of_a_torch_build(pretend: Callable[..., None]) -> None:
+    pretend(version=None, programs=True)
     facts = msgspec.json.decode(FACTS, type=TorchFacts)
-    found = {
-        one.name: one
-        for one in list_capabilities(facts, "", None, version_of=lambda name: None, program=lambda name: f"/bin/{name}")
-    }
+    found = {one.name: one for one in list_capabilities(facts, "", None)}
     assert found["device cuda"].detail == "CUDA 12.8, 1× NVIDIA H200, bf16"
     assert found["backend gloo"].available
     assert not found["backend nccl"].available
@@ -174,16 +186,18 @@ def test_gpus_and_backends_of_a_torch_build() -> None:
         ("", False, "/bin/srun, but no Slurm controller answers"),
     ],
 )
-def test_srun_needs_a_controller(answer: str, available: bool, detail: str) -> None:
-    found = list_capabilities(None, "", None, program=lambda name: f"/bin/{name}", ask=lambda command: answer)
+def test_srun_needs_a_controller(pretend: Callable[..., None], answer: str, available: bool, detail: str) -> None:
+    pretend(version=None, programs=True, said=answer)
+    found = list_capabilities(None, "", None)
     srun = next(one for one in found if one.name == "srun")
     assert (srun.available, srun.detail) == (available, detail)
 
 
-def test_the_mpi_backend_goes_through_mpi4py() -> None:
+def test_the_mpi_backend_goes_through_mpi4py(pretend: Callable[..., None]) -> None:
+    pretend(version="4.1", programs=True)
     facts = msgspec.json.decode(FACTS, type=TorchFacts)
     assert "mpi" not in facts.backends
-    found = list_capabilities(facts, "", None, version_of=lambda name: "4.1", program=lambda name: f"/bin/{name}")
+    found = list_capabilities(facts, "", None)
     mpi = next(one for one in found if one.name == "backend mpi")
     assert (mpi.available, mpi.detail) == (True, "mpi4py 4.1, ranks started by mpirun")
 

@@ -18,6 +18,7 @@ from stepscope.cli.options import ANY_PATH, FILE, Duration, apply_options, json_
 from stepscope.cli.output import emit, print_error, suggest, wants_json
 from stepscope.core.errors import ExitCode, LaunchError, StepscopeError, UsageError
 from stepscope.core.files import write_output
+from stepscope.core.processes import exit_code_of
 from stepscope.core.units import count_of
 
 if TYPE_CHECKING:
@@ -251,4 +252,4 @@ def _wait_for(process: subprocess.Popen[bytes]) -> int:
             code = process.wait()
         except KeyboardInterrupt:
             continue
-        return 128 - code if code < 0 else code
+        return exit_code_of(code)

@@ -44,7 +44,7 @@ from stepscope.store import (
     write_kernel_table,
     write_parquet,
 )
-from stepscope.store.kernel_table import require_parquet_name, require_table_name
+from stepscope.store.kernel_table import require_table_name
 
 
 @click.group("runs")
@@ -167,7 +167,7 @@ def export_table(names: Sequence[str], kind: str, output: Path | None, store: Pa
     """The operator runs' cases as one kernel table; a table that is already a file can be made Parquet too."""
     if output is None:
         raise UsageError(f"--format {kind} makes a file", hint="name it with --output", where="--output")
-    (require_parquet_name if kind == "parquet" else require_table_name)(output)
+    require_table_name(output, kind)
     rows: list[KernelRow] = []
     for name in names:
         if name.endswith((".csv", ".csv.gz")):

@@ -24,18 +24,26 @@ class StepscopeError(Exception):
 
     kind = "error"
     exit_code = ExitCode.FAILED
-    rank: int | None = None
-    """The rank that is to blame, whichever rank reports it; None where no rank was lost."""
-    case: str | None = None
-    """Key of the case that the lost rank was in."""
 
-    def __init__(self, message: str, *, hint: str | None = None, where: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        where: str | None = None,
+        rank: int | None = None,
+        case: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         """The next step, as a command where there is one."""
-        self.where = where
+        self.where = f"rank {rank}" if where is None and rank is not None else where
         """A file, a place in it, an option or a rank."""
+        self.rank = rank
+        """The rank that is to blame, whichever rank reports it; None where no rank was lost."""
+        self.case = case
+        """Key of the case that the lost rank was in."""
 
     def as_dict(self) -> dict[str, str | None]:
         return {"kind": self.kind, "message": self.message, "hint": self.hint, "where": self.where}
@@ -50,12 +58,16 @@ class UsageError(StepscopeError):
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> UsageError:
     """The error for a name that is not there, with the nearest one that is."""
-    choices = list(known)
+    return UsageError(f"there is no {what} {name!r}", hint=suggest_name(name, known), where=where)
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """The hint for a name that is not there: the nearest one that is, else all of them."""
     from difflib import get_close_matches
 
+    choices = list(known)
     near = get_close_matches(name, choices, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(choices)}"
-    return UsageError(f"there is no {what} {name!r}", hint=hint, where=where)
+    return f"did you mean {near[0]}?" if near else f"one of: {', '.join(choices)}"
 
 
 class MissingDependencyError(UsageError):
@@ -121,18 +133,6 @@ class LaunchError(StepscopeError):
 
 class LostRankError(LaunchError):
     """A rank ended or stands still, and the others cannot go on without it."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        where: str | None = None,
-        rank: int | None = None,
-        case: str | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, where=where or (None if rank is None else f"rank {rank}"))
-        self.rank, self.case = rank, case
 
 
 class RankDiedError(LostRankError):

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from stepscope.core.errors import ExitCode, StepscopeError
-from stepscope.launch.watch import RankWatch, as_error, clear_evidence, describe_lost_rank
-from stepscope.launch.watchdog import TERMINATED, write_rank_failure
+from stepscope.launch.watch import RankWatch, as_error, clear_evidence, describe_lost_rank, process_status
+from stepscope.launch.watchdog import TERMINATED, beat_path, write_rank_failure
 from stepscope.launch.worker import RankSession
 from stepscope.store import RANKS_FOLDER, record_failure
 
@@ -66,9 +66,10 @@ def _watch(reader: int, rank_0: int, folder: Path, ranks: int, hang_limit_s: flo
     """The error that ended the run, now kept with it. None: rank 0 reports what there is."""
     watch, stopped_s = RankWatch(folder, hang_limit_s), 0.0
     while not select.select([reader], [], [], POLL_S)[0]:
-        running = [rank for rank in range(ranks) if (folder / RANKS_FOLDER / f"rank-{rank}.beat").exists()]
+        running = [rank for rank in range(ranks) if beat_path(folder / RANKS_FOLDER, rank).exists()]
         late = watch.find_late(running, time.time()) if running else []
-        stopped_s = stopped_s + POLL_S if 0 not in watch.beats and _is_stopped(rank_0) else 0.0
+        is_stopped = 0 not in watch.beats and process_status(rank_0) == psutil.STATUS_STOPPED
+        stopped_s = stopped_s + POLL_S if is_stopped else 0.0
         if stopped_s > hang_limit_s * STOPPED_SHARE:
             failure = watch.describe_hang([0])
             break
@@ -83,12 +84,6 @@ def _watch(reader: int, rank_0: int, folder: Path, ranks: int, hang_limit_s: flo
         failure = describe_lost_rank(folder, ranks)
     record_failure(folder, failure)
     return as_error(failure)
-
-
-def _is_stopped(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return False
 
 
 def _end(rank_0: int) -> None:

@@ -29,8 +29,7 @@ _EXPORTED_VARIABLE = "STEPSCOPE_RENDEZVOUS"
 
 # Below the range from which Linux takes the ports of outgoing connections (32768 and up), so that a port derived
 # from a job's name is not in use by chance.
-_FIRST_PORT = 20000
-_LAST_PORT = 32767
+FIRST_PORT, LAST_PORT = 20000, 32767
 
 # Slurm numbers the batch script, the interactive shell and the container of external processes from the top down.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -91,17 +90,14 @@ def export_rendezvous(context: RankContext) -> None:
 
     Call it before `init_process_group`. Processes started from here inherit the variables.
     """
-    os.environ.update(
-        {
-            "RANK": str(context.rank),
-            "WORLD_SIZE": str(context.world_size),
-            "LOCAL_RANK": str(context.local_rank),
-            "LOCAL_WORLD_SIZE": str(context.local_world_size),
-            "MASTER_ADDR": context.master_addr,
-            "MASTER_PORT": str(context.master_port),
-            _EXPORTED_VARIABLE: context.launcher,
-        }
-    )
+    place = _Place(context.rank, context.world_size, context.local_rank, context.local_world_size)
+    os.environ.update(rendezvous_variables(place, context.master_addr, context.master_port))
+    os.environ[_EXPORTED_VARIABLE] = context.launcher
+
+
+def rendezvous_variables(place: tuple[int, int, int, int], address: str, port: int) -> dict[str, str]:
+    """What `env://` reads. `place`: rank and size of the world, then those on this host."""
+    return {**dict(zip(_TORCH, map(str, place), strict=False)), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 class _Family(NamedTuple):
@@ -124,6 +120,7 @@ _MPI_FAMILIES = (
 )
 _BARE_PMI = _Family("PMI_RANK", "PMI_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK")
 _BARE_PMIX = _Family("PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_RANK")
+_SLURM = _Family("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID")
 _TORCH = _Family("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK")
 
 
@@ -255,18 +252,13 @@ def _is_slurm_step(environ: Mapping[str, str], ask: Lookups) -> bool:
 
 
 def _from_slurm(environ: Mapping[str, str], ask: Lookups) -> RankContext:
-    rank = _read_number(environ, "SLURM_PROCID")
-    world_size = _read_count(environ, "SLURM_STEP_NUM_TASKS")
     node = _read_number(environ, "SLURM_NODEID")
     counts = parse_tasks_per_node(_required(environ, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(counts):
         raise _contradiction(environ, "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
-    place = _Place(rank, world_size, _read_number(environ, "SLURM_LOCALID"), counts[node])
-    _check_place(
-        place,
-        environ,
-        _Family("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", ""),
-    )
+    rank, world_size = _read_number(environ, _SLURM.rank), _read_count(environ, _SLURM.size)
+    place = _Place(rank, world_size, _read_number(environ, _SLURM.local_rank), counts[node])
+    _check_place(place, environ, _SLURM)
     job = f"{_required(environ, 'SLURM_JOB_ID')}.{environ['SLURM_STEP_ID']}"
     address, port = _given_meeting(environ)
     if address is None:
@@ -383,4 +375,4 @@ def _given_meeting(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 def _derive_port(job: str) -> int:
     """The same number on all ranks without talking, and another one for another job (nearly always)."""
-    return _FIRST_PORT + zlib.crc32(job.encode()) % (_LAST_PORT - _FIRST_PORT + 1)
+    return FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from stepscope.core.errors import StepscopeError
 from stepscope.launch.hosts import Cluster
 from stepscope.launch.join import describe_ranks
+from stepscope.launch.watch import changed_s, describe_dead_rank, read_tail
 from stepscope.launch.watchdog import Beat, describe_activity, log_path, read_beat, read_rank_failure
 from stepscope.records import Failure
 from stepscope.store import RANKS_FOLDER, StoredRun, record_failure, resolve_store, run_folders
@@ -22,7 +23,6 @@ from stepscope.store.folder import FAILURES_FILE
 
 _ALARM = re.compile(r"^Timeout \((\d+):(\d+):(\d+)", re.MULTILINE)
 """How Python's faulthandler begins a dump when nobody wound up its clock again."""
-_LOG_TAIL_BYTES = 65536
 
 
 class BrokenRun(NamedTuple):
@@ -50,7 +50,7 @@ class Evidence:
             self._stored = find_open_run(self._store, self._cluster.ranks, self._since_s)
         if self._stored is None:
             return False
-        recorded = _changed_s(self._stored.folder / FAILURES_FILE) >= self._since_s
+        recorded = changed_s(self._stored.folder / FAILURES_FILE) >= self._since_s
         return recorded or self._describe(self._stored) is not None
 
     def complete_record(self) -> BrokenRun | None:
@@ -60,7 +60,7 @@ class Evidence:
         nothing to tell.
         """
         stored = find_open_run(self._store, self._cluster.ranks, self._since_s)
-        if stored is None or _changed_s(stored.folder / FAILURES_FILE) >= self._since_s:
+        if stored is None or changed_s(stored.folder / FAILURES_FILE) >= self._since_s:
             return None
         failure = self._describe(stored)
         if failure is None:
@@ -92,13 +92,10 @@ class Evidence:
                 rank=first,
                 case=beats[first].case,
             )
-        for rank, beat in beats.items():
-            said = read_rank_failure(ranks_folder, rank)
-            if said is not None:
-                who, activity = _name_ranks([rank], self._cluster), describe_activity(beat, stored)
-                message = f"{who} died in {activity}: {said.message}"
-                return Failure(kind="rank_died", message=message, rank=rank, case=beat.case, stack=said.stack)
-        return None
+        failed = next((rank for rank in beats if read_rank_failure(ranks_folder, rank) is not None), None)
+        if failed is None:
+            return None
+        return describe_dead_rank(stored.folder, failed, name=_name_ranks([failed], self._cluster))
 
 
 def store_of(arguments: Sequence[str], folder: Path) -> Path:
@@ -116,7 +113,7 @@ def find_open_run(store: Path, ranks: int, since_s: float) -> StoredRun | None:
     """The unfinished run of so many ranks that gave signs of life after `since_s`; the last of several."""
     found: list[tuple[float, StoredRun]] = []
     for folder in run_folders(store):
-        last_s = max((_changed_s(beat) for beat in (folder / RANKS_FOLDER).glob("rank-*.beat")), default=0.0)
+        last_s = max((changed_s(beat) for beat in (folder / RANKS_FOLDER).glob("rank-*.beat")), default=0.0)
         if last_s < since_s:
             continue
         try:
@@ -134,23 +131,10 @@ def _name_ranks(ranks: Sequence[int], cluster: Cluster) -> str:
 
 def _rung_alarm_s(log: Path, beat: Beat) -> float | None:
     """The limit that passed after the beat, where the rank's log ends with the stacks of an alarm."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-            rung = _ALARM.findall(file.read().decode(errors="replace"))
-    except OSError:
-        return None
+    rung = _ALARM.findall(read_tail(log))
     if not rung:
         return None
     hours, minutes, seconds = (int(part) for part in rung[-1])
     limit_s = 3600.0 * hours + 60 * minutes + seconds
     # The log of a continued run may still end with the alarm of the last time.
-    return limit_s if _changed_s(log) > beat.at_s + limit_s / 2 else None
-
-
-def _changed_s(path: Path) -> float:
-    """When a file was last written, by the clock of the machine that keeps it; 0 where there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return limit_s if changed_s(log) > beat.at_s + limit_s / 2 else None

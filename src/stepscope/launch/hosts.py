@@ -5,18 +5,17 @@ Pure data: nothing here looks a name up or connects to a host.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 
-from stepscope.core.errors import BadInputError, UsageError
+from stepscope.core.errors import BadInputError, UsageError, suggest_name
 
 CLUSTER_VARIABLE = "STEPSCOPE_CLUSTER"
 """Given to every rank by `stepscope launch`: the hosts of the run as JSON, kept with the run."""
@@ -48,6 +47,17 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     interface: str | None = None
     """The network interface to measure there, where it is not the cluster's."""
 
+    def __post_init__(self) -> None:
+        for name in (self.name, self.address):
+            if name is not None and not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name[:80]!r} cannot be a host's name or address: letters, digits, '.', '-', '_' and ':' make "
+                    "one; put a user into ~/.ssh/config or the remote shell"
+                )
+        _check_interface(self.interface)
+        if self.max_slots is not None and self.slots > self.max_slots:
+            raise ValueError(f"{self.name} has slots={self.slots}, more than its max_slots={self.max_slots}")
+
     @property
     def reached_at(self) -> str:
         return self.address or self.name
@@ -64,6 +74,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     environment: dict[str, str] = {}
     """Variables of every rank."""
 
+    def __post_init__(self) -> None:
+        _check_interface(self.interface)
+
     @property
     def ranks(self) -> int:
         return sum(host.slots for host in self.hosts)
@@ -73,28 +86,24 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def host_of_rank(self, rank: int) -> Host:
         """Ranks fill the hosts one after the other."""
-        first = 0
-        for host in self.hosts:
-            first += host.slots
-            if rank < first:
-                return host
-        raise IndexError(f"there is no rank {rank} of {self.ranks}")
+        return [host for host in self.hosts for _ in range(host.slots)][rank]
 
     def variables_of(self, host: Host) -> dict[str, str]:
-        """What the ranks of a host find in their environment; what the file sets by name wins."""
-        return {**interface_variables(self.interface_of(host)), **self.environment}
+        """What the ranks of a host find in their environment; what the file sets by name wins.
+
+        UCX is not told the interface: it names devices (mlx5_0:1), and a name of the other kind would keep it from
+        using RDMA.
+        """
+        interface = self.interface_of(host)
+        if interface is None:
+            return dict(self.environment)
+        # Without the sign NCCL takes every interface whose name begins so: eth1 and eth10.
+        return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", **self.environment}
 
 
-def interface_variables(interface: str | None) -> dict[str, str]:
-    """How gloo and NCCL are told which interface to use.
-
-    UCX is left alone: it names devices (mlx5_0:1), not interfaces, and a name of the second kind would keep it from
-    using RDMA.
-    """
-    if interface is None:
-        return {}
-    # Without the sign NCCL takes every interface whose name begins so: eth1 and eth10.
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+def _check_interface(interface: str | None) -> None:
+    if interface is not None and not _INTERFACE.fullmatch(interface):
+        raise ValueError(f"{interface[:80]!r} cannot be a network interface: it is one name, as `ip link` shows it")
 
 
 def with_ranks_per_node(cluster: Cluster, ranks: int | None) -> Cluster:
@@ -149,8 +158,7 @@ def format_hostfile(hosts: Iterable[Host]) -> str:
 
 def _parse_hostfile_line(words: list[str], place: str) -> Host:
     name, count = _split_count(words[0])
-    _check_name(name, place)
-    counts: dict[str, int] = {} if count is None else {"slots": _parse_count(count, words[0], place)}
+    counts: dict[str, Any] = {} if count is None else {"slots": _parse_count(count, words[0], place)}
     for word in words[1:]:
         key, sign, value = word.partition("=")
         key = key.replace("-", "_")
@@ -163,12 +171,10 @@ def _parse_hostfile_line(words: list[str], place: str) -> Host:
         if key in counts:
             raise BadInputError(f"{name} is given {key} twice", hint=_HOSTFILE_HINT, where=place)
         counts[key] = _parse_count(value, word, place)
-    slots, most = counts.get("slots", 1), counts.get("max_slots")
-    if most is not None and slots > most:
-        raise BadInputError(
-            f"{name} has slots={slots}, more than its max_slots={most}", hint="raise max_slots", where=place
-        )
-    return Host(name=name, slots=slots, max_slots=most)
+    try:
+        return Host(name=name, **counts)
+    except ValueError as error:
+        raise BadInputError(str(error), hint=_HOSTFILE_HINT, where=place) from None
 
 
 def _split_count(word: str) -> tuple[str, str | None]:
@@ -235,14 +241,12 @@ def read_cluster_file(path: Path) -> Cluster:
 
 def parse_cluster(content: object, where: str) -> Cluster:
     """A cluster from the tables of a file, checked: known keys, names that can be names, each host once."""
-    table = _as_table(content, where, "the file")
-    _check_keys(table, Cluster, where, "a cluster")
+    table = _read_table(content, where, "a cluster", Cluster.__struct_fields__)
     listed = table.get("hosts")
     if not isinstance(listed, list) or not listed:
         raise BadInputError("the cluster file names no host", hint=_CLUSTER_HINT, where=where)
     for number, entry in enumerate(listed):
-        place = f"{where}, hosts[{number}]"
-        _check_keys(_as_table(entry, place, "a host"), Host, place, "a host")
+        _read_table(entry, f"{where}, hosts[{number}]", "a host", Host.__struct_fields__)
     environment = _read_environment(table.get("environment", {}), f"{where}, environment")
     try:
         cluster = msgspec.convert({**table, "environment": environment}, Cluster)
@@ -250,7 +254,14 @@ def parse_cluster(content: object, where: str) -> Cluster:
         message, _, path = str(error).partition(" - at ")
         place = path.strip("`").removeprefix("$").lstrip(".")
         raise BadInputError(message, hint=_CLUSTER_HINT, where=f"{where}, {place}" if place else where) from None
-    _check_hosts(cluster, where)
+    names = [host.name for host in cluster.hosts]
+    for number, name in enumerate(names):
+        if (first := names.index(name)) < number:
+            raise BadInputError(
+                f"{name} is already hosts[{first}]; a host stands once, with all its slots",
+                hint=_CLUSTER_HINT,
+                where=f"{where}, hosts[{number}]",
+            )
     if cluster.rsh is not None:
         check_rsh(cluster.rsh, f"{where}, rsh")
     return cluster
@@ -274,45 +285,21 @@ def check_rsh(template: str, where: str) -> None:
         )
 
 
-def format_cluster(cluster: Cluster) -> str:
-    """The cluster as a TOML file that `read_cluster_file` reads."""
-    lines = [f"{key} = {_quote(value)}" for key in ("interface", "rsh") if (value := getattr(cluster, key))]
-    if cluster.environment:
-        lines += ["", "[environment]"]
-        lines += [f"{name} = {_quote(value)}" for name, value in cluster.environment.items()]
-    for host in cluster.hosts:
-        lines += ["", "[[hosts]]"]
-        lines += [
-            f"{key} = {value if isinstance(value, int) else _quote(value)}"
-            for key, value in msgspec.structs.asdict(host).items()
-            if value is not None
-        ]
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _quote(text: str) -> str:
-    """A JSON string is a TOML basic string too, but for the character DEL, which must be escaped."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
-
-
-def _as_table(content: object, where: str, what: str) -> Mapping[str, Any]:
+def _read_table(content: object, where: str, what: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """Names and values; `known` are the only ones that there may be."""
     if not isinstance(content, dict):
         raise BadInputError(f"{what} is a table of names and values", hint=_CLUSTER_HINT, where=where)
+    for key in content:
+        if known is not None and key not in known:
+            name = str(key)[:40]
+            hint = suggest_name(name, known)
+            raise BadInputError(f"{what} has no {name!r}", hint=hint, where=where)
     return content
-
-
-def _check_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, what: str) -> None:
-    known = kind.__struct_fields__
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(str(key)[:40], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}"
-            raise BadInputError(f"{what} has no {str(key)[:40]!r}", hint=hint, where=where)
 
 
 def _read_environment(content: object, where: str) -> dict[str, str]:
     variables: dict[str, str] = {}
-    for name, value in _as_table(content, where, "environment").items():
+    for name, value in _read_table(content, where, "environment").items():
         if not _VARIABLE.fullmatch(str(name)):
             raise BadInputError(f"{name!r} cannot be a variable's name", hint='write NAME = "value"', where=where)
         # A bare number means its digits; true and 1.50 would not arrive as they were written.
@@ -320,42 +307,6 @@ def _read_environment(content: object, where: str) -> dict[str, str]:
             raise BadInputError(f"{name} must be a text", hint=f'write {name} = "…"', where=where)
         variables[str(name)] = str(value)
     return variables
-
-
-def _check_hosts(cluster: Cluster, where: str) -> None:
-    if cluster.interface is not None:
-        _check_interface(cluster.interface, where)
-    seen: dict[str, int] = {}
-    for number, host in enumerate(cluster.hosts):
-        place = f"{where}, hosts[{number}]"
-        _check_name(host.name, place)
-        if host.address is not None:
-            _check_name(host.address, place)
-        if host.interface is not None:
-            _check_interface(host.interface, place)
-        if host.max_slots is not None and host.slots > host.max_slots:
-            _refuse(f"{host.name} has slots = {host.slots}, more than max_slots = {host.max_slots}", place)
-        if host.name in seen:
-            _refuse(f"{host.name} is already hosts[{seen[host.name]}]; a host stands once, with all its slots", place)
-        seen[host.name] = number
-
-
-def _check_name(name: str, place: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise BadInputError(
-            f"{name[:80]!r} cannot be a host's name or address",
-            hint="letters, digits, '.', '-', '_' and ':' make one; put a user into ~/.ssh/config or the remote shell",
-            where=place,
-        )
-
-
-def _check_interface(interface: str, place: str) -> None:
-    if not _INTERFACE.fullmatch(interface):
-        _refuse(f"{interface[:80]!r} cannot be a network interface: it is one name, as `ip link` shows it", place)
-
-
-def _refuse(message: str, place: str) -> NoReturn:
-    raise BadInputError(message, hint=_CLUSTER_HINT, where=place)
 
 
 def _read_text(path: Path) -> str:
@@ -372,11 +323,12 @@ def _read_text(path: Path) -> str:
 
 def describe_cluster(cluster: Cluster) -> dict[str, Any]:
     """For records. How the hosts are entered is left out: it does not change what is measured there."""
-    hosts = [
-        {name: value for name, value in msgspec.structs.asdict(host).items() if value is not None}
-        for host in cluster.hosts
-    ]
+    hosts = [_list_stated(host) for host in cluster.hosts]
     return {"hosts": hosts, "interface": cluster.interface, "environment": dict(cluster.environment)}
+
+
+def _list_stated(host: Host) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(host).items() if value is not None}
 
 
 def encode_cluster(cluster: Cluster) -> str:

@@ -118,13 +118,6 @@ def find_difference(everybody: Sequence[dict[str, str]]) -> str:
     return ""
 
 
-def refuse_difference(verdict: str) -> None:
-    if verdict:
-        raise UsageError(
-            verdict, hint="start all ranks with the same command and the same version", where="arguments of the ranks"
-        )
-
-
 def describe_place(context: RankContext, device: str) -> RankPlace:
     name = None
     if device.startswith("cuda"):
@@ -181,38 +174,41 @@ def _reach_rank_0(context: RankContext, limit_s: float) -> Any:
         ) from error  # fmt: skip
 
 
-def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> None:
-    deadline = time.monotonic() + limit_s
-    missing = list(range(world_size))
-    while True:
-        missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
-        if not missing:
-            return
-        if time.monotonic() > deadline:
-            raise never_joined(
-                missing, limit_s, hint="was every rank started, with the same command, and can each reach rank 0?"
-            )
+def wait_until(is_done: Callable[[], bool], limit_s: float, on_wait: Callable[[], object]) -> bool:
+    """Asks some times a second, and calls `on_wait` in between. False: the time was up first."""
+    deadline_s = time.monotonic() + limit_s
+    while not is_done():
+        if time.monotonic() > deadline_s:
+            return False
         on_wait()
         time.sleep(POLL_S)
+    return True
+
+
+def wait_for_all(store: Any, world_size: int, limit_s: float, on_wait: Callable[[], object] = lambda: None) -> None:
+    everybody = [f"joined/{rank}" for rank in range(world_size)]
+    if not wait_until(lambda: store.check(everybody), limit_s, on_wait):
+        hint = "was every rank started, with the same command, and can each reach rank 0?"
+        raise never_joined(_find_missing(store, world_size), limit_s, hint=hint)
 
 
 def _wait_for_word(store: Any, context: RankContext, limit_s: float, on_wait: Callable[[], object]) -> None:
-    deadline = time.monotonic() + limit_s
     try:
-        while not store.check(["complete"]):
-            if time.monotonic() > deadline:
-                joined = [rank for rank in range(context.world_size) if store.check([f"joined/{rank}"])]
-                missing = [rank for rank in range(context.world_size) if rank not in joined]
-                kind = FirstRankMissingError if 0 in missing and context.rank == joined[0] else RankHungError
-                raise never_joined(missing, limit_s, hint="was every rank started, and does each still run?", kind=kind)
-            on_wait()
-            time.sleep(POLL_S)
+        if not wait_until(lambda: store.check(["complete"]), limit_s, on_wait):
+            missing = _find_missing(store, context.world_size)
+            first_there = min(set(range(context.world_size)) - set(missing))
+            kind = FirstRankMissingError if 0 in missing and context.rank == first_there else RankHungError
+            raise never_joined(missing, limit_s, hint="was every rank started, and does each still run?", kind=kind)
     except RuntimeError as error:  # the store is gone, and rank 0 with it
         raise RankHungError(
             f"rank {context.rank} lost rank 0 while it waited for the others to join",
             hint="rank 0's message says why",
             where="joining",
         ) from error
+
+
+def _find_missing(store: Any, world_size: int) -> list[int]:
+    return [rank for rank in range(world_size) if not store.check([f"joined/{rank}"])]
 
 
 def never_joined(

@@ -19,6 +19,7 @@ import psutil
 from msgspec.structs import replace
 
 from stepscope.core.errors import InterruptedRunError, LaunchError, MissingDependencyError
+from stepscope.core.processes import name_signal
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE
 from stepscope.launch.server import RankEvent
 from stepscope.launch.watch import (
@@ -208,9 +209,4 @@ def describe_death(
 def _describe_exit(code: int | None) -> str:
     if code is None:
         return "it left no error"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"killed by {name_signal(-code)}"

@@ -19,6 +19,7 @@ from typing import IO, Literal, NamedTuple
 import msgspec
 
 from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, UsageError
+from stepscope.core.processes import exit_code_of, find_program, run_program
 from stepscope.launch.agent import RSH_VARIABLE
 from stepscope.launch.hosts import Cluster, Host
 from stepscope.launch.remote import choose_port, meeting_address, shared_variables
@@ -52,7 +53,7 @@ class MpiCommand(msgspec.Struct, frozen=True, kw_only=True):
 def find_mpirun(given: str | None = None) -> Mpirun:
     """The mpirun of this name, else the one on the PATH, else the one beside this Python; asks it what it is."""
     name = given or "mpirun"
-    path = shutil.which(name) or (None if given else shutil.which(name, path=str(Path(sys.executable).parent)))
+    path = shutil.which(given) if given else find_program(name)
     if path is None:
         raise MissingDependencyError(
             f"{name} is not on this machine's PATH",
@@ -60,14 +61,7 @@ def find_mpirun(given: str | None = None) -> Mpirun:
             where="--mpirun",
         )
     try:
-        asked = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_VERSION_LIMIT_S,
-        )
+        asked = run_program([path, "--version"], limit_s=_VERSION_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} does not say its version: {error}", where="--mpirun") from None
     return parse_version(path, asked.stdout + asked.stderr)
@@ -193,29 +187,28 @@ def run_mpirun(plan: MpiCommand, *, only_json: bool = False, has_failed: Callabl
     now and then, and mpirun is ended some time after it said yes: it would wait for ever for a host whose link is lost.
     """
     with tempfile.TemporaryDirectory(prefix="stepscope-answer-") as answers:
-        return _run(plan, _Relay(only_json, Path(answers) / "answer.json"), has_failed)
-
-
-def _run(plan: MpiCommand, relay: _Relay, has_failed: Callable[[], bool]) -> MpiEnd:
-    try:
-        process = subprocess.Popen(
-            plan.command,
-            env={**os.environ, **plan.environment, ANSWER_VARIABLE: str(relay.answer)},
-            cwd=plan.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-    except OSError as error:
-        raise LaunchError(f"cannot start {plan.command[0]}: {error.strerror}", where=plan.folder) from error
-    reader = threading.Thread(target=relay.pass_on, args=(process.stdout,), daemon=True)
-    reader.start()
-    try:
-        _wait(process, has_failed)
-    finally:
-        was_stopped = _stop(process)
-        reader.join(_STOP_WAIT_S)
+        relay = _Relay(only_json, Path(answers) / "answer.json")
+        try:
+            process = subprocess.Popen(
+                plan.command,
+                env={**os.environ, **plan.environment, ANSWER_VARIABLE: str(relay.answer)},
+                cwd=plan.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {plan.command[0]}: {error.strerror}", where=plan.folder) from error
+        reader = threading.Thread(target=relay.pass_on, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            while process.poll() is None and not has_failed():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ASK_S)
+        finally:
+            was_stopped = _stop(process)
+            reader.join(_STOP_WAIT_S)
     code = ExitCode.FAILED if was_stopped else process.returncode
-    return MpiEnd(128 - code if code < 0 else code, relay.has_answered)
+    return MpiEnd(exit_code_of(code), relay.has_answered)
 
 
 class _Relay:
@@ -252,12 +245,6 @@ def _is_json(line: bytes) -> bool:
     except msgspec.DecodeError:
         return False
     return True
-
-
-def _wait(process: subprocess.Popen[bytes], has_failed: Callable[[], bool]) -> None:
-    while process.poll() is None and not has_failed():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_ASK_S)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> bool:

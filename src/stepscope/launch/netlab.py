@@ -15,11 +15,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
-from stepscope.launch.hosts import Cluster, Host, format_cluster, format_hostfile
+from stepscope.core.processes import last_line, run_program
+from stepscope.launch.hosts import Cluster, Host, format_hostfile
 
 INTERFACE = "eth0"
 """What every host calls its one link."""
@@ -31,6 +33,7 @@ _TOOLS = ("ip", "tc", "unshare", "mount")
 # root's PATH in a container often lacks the folders of system tools
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _COMMAND_LIMIT_S = 30
+_NO_REASON = "it gave no reason"
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit", re.IGNORECASE)
 _RATE_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BURST_S = 0.0021
@@ -77,7 +80,8 @@ class NetLab:
         if os.geteuid() != 0:
             return "making network namespaces needs root"
         tried = _call(["unshare", "--net", "--uts", "--mount", "true"], check=False)
-        return None if tried.returncode == 0 else f"the kernel refuses new namespaces: {_last_line(tried.stderr)}"
+        reason = last_line(tried.stderr, _NO_REASON)
+        return None if tried.returncode == 0 else f"the kernel refuses new namespaces: {reason}"
 
     def __enter__(self) -> Self:
         reason = self.why_not()
@@ -91,9 +95,7 @@ class NetLab:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -131,7 +133,7 @@ class NetLab:
 
     @property
     def cluster_file(self) -> Path:
-        return self.folder / "cluster.toml"
+        return self.folder / "cluster.yaml"
 
     @property
     def hostfile(self) -> Path:
@@ -155,14 +157,7 @@ class NetLab:
         self, host: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, timeout_s: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end, its output captured; `env` is added to this process's variables."""
-        return subprocess.run(
-            self.command(host, argv),
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
+        return run_program(self.command(host, argv), limit_s=timeout_s, env={**os.environ, **(env or {})})
 
     def set_link(self, host: int, *, up: bool) -> None:
         """Pull a host's cable, or plug it in again: what it sends and what is sent to it is lost."""
@@ -210,7 +205,7 @@ class NetLab:
         names_file.write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
         self.enter_script.write_text(_format_enter(self._tag, names_file))
         self.enter_script.chmod(0o755)
-        self.cluster_file.write_text(format_cluster(self.cluster))
+        self.cluster_file.write_bytes(msgspec.yaml.encode(self.cluster))
         self.hostfile.write_text(format_hostfile(self.hosts))
 
 
@@ -286,26 +281,13 @@ def _ip_in(namespace: str, *words: str) -> None:
 def _call(command: Sequence[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
     shown = shlex.join(command)
     try:
-        done = subprocess.run(
-            list(command),
-            env={**os.environ, "PATH": _PATH},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_COMMAND_LIMIT_S,
-        )
+        done = run_program(command, limit_s=_COMMAND_LIMIT_S, env={**os.environ, "PATH": _PATH})
     except subprocess.TimeoutExpired:
         raise LaunchError(f"`{shown}` did not end within {_COMMAND_LIMIT_S} s") from None
     if check and done.returncode != 0:
         raise LaunchError(
-            f"the lab's network could not be set up: {_last_line(done.stderr)}",
+            f"the lab's network could not be set up: {last_line(done.stderr, _NO_REASON)}",
             hint="the kernel may lack a module (veth, bridge, sch_tbf); try the command by hand",
             where=shown,
         )
     return done
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it gave no reason"

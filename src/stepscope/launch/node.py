@@ -19,7 +19,8 @@ import threading
 import time
 from typing import Any
 
-from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, StepscopeError
+from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, StepscopeError, first_line
+from stepscope.core.processes import exit_code_of, name_signal
 
 HOLD = b"hold\n"
 """Written first by whoever holds the leash. Many remote shells give their command no input at all, which must not be
@@ -61,7 +62,7 @@ def _run(arguments: list[str]) -> int:
     torchrun: Any = torch.distributed.run
     options = torchrun.parse_args(arguments)
     if options.node_rank > 0:
-        reach(options.master_addr, options.master_port, _join_limit_s())
+        reach(options.master_addr, options.master_port, float(os.environ.get(JOIN_VARIABLE, DEFAULT_JOIN_LIMIT_S)))
     _say(REACHED)
     try:
         torchrun.run(options)
@@ -73,7 +74,7 @@ def _run(arguments: list[str]) -> int:
         return 128 + int(error.sigval)
     except RuntimeError as error:
         # The ranks' own errors are not seen here: this is torchrun failing to bring the hosts together.
-        raise LaunchError(f"the hosts did not come together: {_first_line(error)}") from error
+        raise LaunchError(f"the hosts did not come together: {first_line(error)}") from error
     return ExitCode.DONE
 
 
@@ -93,26 +94,8 @@ def reach(address: str, port: int, limit_s: float) -> None:
         time.sleep(_RETRY_S)
 
 
-def exit_code_of(code: int) -> int:
-    """The exit code of a process that was ended by a signal, as a shell reports it: 137 for SIGKILL."""
-    return 128 - code if code < 0 else code
-
-
 def describe_code(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-def _join_limit_s() -> float:
-    return float(os.environ.get(JOIN_VARIABLE, DEFAULT_JOIN_LIMIT_S))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {name_signal(-code)}"
 
 
 def _say(line: str) -> None:
@@ -134,18 +117,14 @@ def _watch_leash() -> None:
 
 
 def _end() -> None:
+    import psutil
+
     # torchrun turns the signal into an exception, ends its ranks and comes back.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_LIMIT_S)
-    for process in _descendants():
+    for process in psutil.Process().children(recursive=True):
         process.kill()
     os._exit(128 + signal.SIGKILL)
-
-
-def _descendants() -> list[Any]:
-    import psutil
-
-    return psutil.Process().children(recursive=True)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,11 @@ from typing import IO, NoReturn
 import msgspec
 
 from stepscope.core.errors import ExitCode, LaunchError, UsageError
-from stepscope.launch.context import SELF_LAUNCH_VARIABLE
+from stepscope.core.processes import exit_code_of
+from stepscope.launch.context import FIRST_PORT, LAST_PORT, SELF_LAUNCH_VARIABLE
 from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, check_rsh, encode_cluster
-from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED, exit_code_of
+from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED
 
-# Below the range from which Linux takes the ports of outgoing connections.
-FIRST_PORT, LAST_PORT = 20000, 32767
 POLL_S = 0.05
 LOADING_S = 60.0
 """For a host that has started to load torch and to try once more: on a busy machine or a slow disk it takes long."""
@@ -148,7 +147,7 @@ def plan_torchrun(
     environ = os.environ if environ is None else environ
     template = rsh or cluster.rsh or DEFAULT_RSH
     check_rsh(template, "--rsh")
-    meeting = (meeting_address(cluster), port or choose_port(cluster))
+    address, port = meeting_address(cluster), port or choose_port(cluster)
     # The hosts may be uneven: each node sends the others its number of ranks, unless this says they are all alike.
     shared = {**shared_variables(cluster, environ), "TORCH_ELASTIC_WORKER_IDENTICAL": "0"}
     shared |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3", JOIN_VARIABLE: f"{join_limit_s:g}"}
@@ -156,8 +155,18 @@ def plan_torchrun(
     planned = []
     for number, host in enumerate(cluster.hosts):
         variables = {**shared, **cluster.variables_of(host)}
-        words = [python, "-m", "stepscope.launch.node", *_torchrun_options(cluster, number, meeting, join_limit_s),
-                 "-m", "stepscope", *arguments]  # fmt: skip
+        options = [
+            f"--nnodes={len(cluster.hosts)}",
+            f"--node-rank={number}",
+            f"--nproc-per-node={host.slots}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            # Longer than everybody else waits: torchrun knows how many are missing, but not who.
+            f"--rdzv-conf=timeout={round(join_limit_s) + 60}",
+            "--max-restarts=0",
+            "--monitor-interval=0.1",
+        ]
+        words = [python, "-m", "stepscope.launch.node", *options, "-m", "stepscope", *arguments]
         remote = not is_local(host)
         if remote:
             words = remote_command(template, host.name, words, variables, place)
@@ -167,21 +176,6 @@ def plan_torchrun(
             )
         )
     return planned
-
-
-def _torchrun_options(cluster: Cluster, number: int, meeting: tuple[str, int], join_limit_s: float) -> list[str]:
-    address, port = meeting
-    return [
-        f"--nnodes={len(cluster.hosts)}",
-        f"--node-rank={number}",
-        f"--nproc-per-node={cluster.hosts[number].slots}",
-        f"--master-addr={address}",
-        f"--master-port={port}",
-        # Longer than everybody else waits: torchrun knows how many are missing, but not who.
-        f"--rdzv-conf=timeout={round(join_limit_s) + 60}",
-        "--max-restarts=0",
-        "--monitor-interval=0.1",
-    ]
 
 
 def remote_command(

@@ -23,12 +23,12 @@ from typing import Any
 
 import msgspec
 
-from stepscope.launch.context import SELF_LAUNCH_VARIABLE
+from stepscope.launch.context import SELF_LAUNCH_VARIABLE, rendezvous_variables
+from stepscope.launch.lookups import LOOPBACK
 from stepscope.launch.watchdog import die_with_parent, start_child
 from stepscope.launch.worker import leave_group_behind, rank_session
 from stepscope.store import StoredRun
 
-LOOPBACK = "127.0.0.1"
 LOADER = "load_before_fork"
 """A worker's module may have a function of this name: called with the plan's verb, it imports what ranks need."""
 
@@ -103,12 +103,7 @@ def can_fork() -> bool:
 
 def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
+        **rendezvous_variables((rank, ranks, rank, ranks), LOOPBACK, port),
         SELF_LAUNCH_VARIABLE: "1",
         # For torch's own `env://`: rank 0 must not host the store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",

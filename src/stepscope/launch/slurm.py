@@ -8,11 +8,11 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
+from stepscope.core.processes import run_program
 
 _SUBMIT_LIMIT_S = 60
 _LOOKUP_LIMIT_S = 10
@@ -111,7 +111,7 @@ def format_sbatch(job: SlurmJob, arguments: Sequence[str], python: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def submit(script: str, *, workdir: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
+def submit(script: str, *, environ: Mapping[str, str] | None = None) -> str:
     """Hands the script to sbatch and returns the job's id at once; the job may wait in the queue for long.
 
     The submission's environment travels with the job, less the variables of a launcher that this process may
@@ -125,22 +125,18 @@ def submit(script: str, *, workdir: Path | None = None, environ: Mapping[str, st
             hint="submit from a login node of the cluster, or write the script to a file and submit it there",
         )
     try:
-        finished = subprocess.run(
+        finished = run_program(
             [sbatch, "--parsable"],
+            limit_s=_SUBMIT_LIMIT_S,
             input=script,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=workdir,
             env=_without_launcher_variables(variables),
-            timeout=_SUBMIT_LIMIT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
             f"sbatch did not answer within {_SUBMIT_LIMIT_S} s", hint="check that the controller is up: scontrol ping"
         ) from error
     except OSError as error:
-        raise LaunchError(f"sbatch could not be started: {error}", where=str(workdir or sbatch)) from error
+        raise LaunchError(f"sbatch could not be started: {error}", where=sbatch) from error
     # "123" or "123;cluster"
     job_id = finished.stdout.strip().partition(";")[0]
     if finished.returncode != 0 or not job_id.isdigit():
@@ -158,13 +154,7 @@ def read_node_address(node: str) -> str | None:
     if scontrol is None:
         return None
     try:
-        finished = subprocess.run(
-            [scontrol, "--oneliner", "show", "node", node],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LOOKUP_LIMIT_S,
-        )
+        finished = run_program([scontrol, "--oneliner", "show", "node", node], limit_s=_LOOKUP_LIMIT_S)
     except (subprocess.TimeoutExpired, OSError):
         return None
     match = re.search(r"(?:^|\s)NodeAddr=(\S+)", finished.stdout)

@@ -125,7 +125,7 @@ def find_causes(ranks_folder: Path, ranks: int, exit_codes: dict[int, int]) -> t
     that missed another rank.
     """
     # The first error comes first: what libraries say when another rank is gone has no fixed words.
-    order = sorted(range(ranks), key=lambda rank: _changed_s(failure_path(ranks_folder, rank)))
+    order = sorted(range(ranks), key=lambda rank: changed_s(failure_path(ranks_folder, rank), math.inf))
     errors = {rank: failure for rank in order if (failure := read_rank_failure(ranks_folder, rank))}
     signals = {rank: -code for rank, code in exit_codes.items() if code < 0 and rank not in errors}
     killed = [rank for rank, number in signals.items() if number not in {signal.SIGTERM, signal.SIGABRT}]
@@ -145,7 +145,7 @@ def describe_lost_rank(folder: Path, ranks: int) -> Failure:
         original = find_causes(ranks_folder, ranks, {})[0]
         lost = [rank for rank in range(ranks) if _is_gone(ranks_folder, rank)]
     for rank in [*original, *lost]:
-        failure = describe_dead_rank(folder, rank, "it was killed, or left no error")
+        failure = describe_dead_rank(folder, rank)
         return replace(failure, hint=failure.hint or f"{KEPT} {folder.name}")
     if all(read_rank_failure(ranks_folder, rank) is not None for rank in range(ranks)):
         return Failure(kind="interrupted", message="all ranks were ended by SIGTERM", hint=f"{KEPT} {folder.name}")
@@ -156,13 +156,15 @@ def describe_lost_rank(folder: Path, ranks: int) -> Failure:
     )
 
 
-def describe_dead_rank(folder: Path, rank: int, otherwise: str) -> Failure:
+def describe_dead_rank(
+    folder: Path, rank: int, otherwise: str = "it was killed, or left no error", *, name: str | None = None
+) -> Failure:
     """By the error that it left; `otherwise` is said where it left none."""
     beat, error = read_beat(folder / RANKS_FOLDER, rank), read_rank_failure(folder / RANKS_FOLDER, rank)
     activity = f" in {describe_activity(beat, StoredRun(folder))}" if beat else ""
     return Failure(
         kind="rank_died",
-        message=f"rank {rank} died{activity}: {error.message if error else otherwise}",
+        message=f"{name or f'rank {rank}'} died{activity}: {error.message if error else otherwise}",
         hint=error.hint if error else None,
         rank=rank,
         case=beat.case if beat else None,
@@ -180,14 +182,22 @@ def _is_gone(ranks_folder: Path, rank: int) -> bool:
     beat = read_beat(ranks_folder, rank)
     if beat is None or beat.host != socket.gethostname() or read_rank_failure(ranks_folder, rank) is not None:
         return False
+    return process_status(beat.pid) in {None, psutil.STATUS_ZOMBIE}
+
+
+def process_status(pid: int) -> str | None:
+    """As psutil names it; None where there is no such process."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status()
+    return None
+
+
+def changed_s(path: Path, otherwise: float = 0.0) -> float:
+    """When a file was last written, by the clock of the machine that keeps it; `otherwise` where there is none."""
     try:
-        return psutil.Process(beat.pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _changed_s(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else math.inf
+        return path.stat().st_mtime
+    except OSError:
+        return otherwise
 
 
 def _size(path: Path) -> int:
@@ -202,5 +212,9 @@ def read_from(path: Path, offset: int) -> str:
         return file.read().decode(errors="replace")
 
 
+def read_tail(path: Path) -> str:
+    return read_from(path, max(0, _size(path) - 65536))
+
+
 def last_lines(path: Path, count: int) -> list[str]:
-    return read_from(path, max(0, _size(path) - 65536)).splitlines()[-count:]
+    return read_tail(path).splitlines()[-count:]

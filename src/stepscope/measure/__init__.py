@@ -6,7 +6,6 @@ from stepscope.measure.device import (
     CudaDevice,
     Device,
     FakeClock,
-    FakeDevice,
     WallClock,
     best_device,
     device_kind,
@@ -19,7 +18,6 @@ from stepscope.measure.device import (
 )
 from stepscope.measure.instability import OF_TIMES, judge_times
 from stepscope.measure.loop import (
-    Alone,
     Estimate,
     Measurement,
     Peers,
@@ -28,15 +26,15 @@ from stepscope.measure.loop import (
     measure,
     no_garbage_collection,
 )
-from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line, open_progress
+from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress, format_case_line
 from stepscope.measure.surroundings import CoRunningLoad, CpuUse, find_co_running_load, read_cpu_use
 from stepscope.records import QUICK, MeasureSettings
 
 __all__ = [
-    "OF_TIMES", "QUICK", "Alone", "BarProgress", "Clock", "CoRunningLoad", "CpuDevice", "CpuUse", "CudaDevice",
-    "Device", "Estimate", "FakeClock", "FakeDevice", "LineProgress", "MeasureSettings", "Measurement", "Peers",
+    "OF_TIMES", "QUICK", "BarProgress", "Clock", "CoRunningLoad", "CpuDevice", "CpuUse", "CudaDevice",
+    "Device", "Estimate", "FakeClock", "LineProgress", "MeasureSettings", "Measurement", "Peers",
     "SilentProgress", "WallClock", "best_device", "device_kind", "find_co_running_load", "format_case_line",
     "free_memory_bytes", "freeze_libraries", "freeze_new_libraries", "give_back_memory", "judge_times",
-    "keep_freed_memory", "last_level_cache_bytes", "measure", "no_garbage_collection", "open_device", "open_progress",
+    "keep_freed_memory", "last_level_cache_bytes", "measure", "no_garbage_collection", "open_device",
     "read_cpu_use", "require_device",
 ]  # fmt: skip

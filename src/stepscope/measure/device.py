@@ -64,48 +64,37 @@ class FakeClock:
 
 
 class Device(Protocol):
+    """As it stands, one without a queue: work is done when the call returns."""
+
     name: str
-    has_events: bool
+    has_events: bool = False
 
     def synchronize(self) -> None:
         """Return when all work given to the device is done."""
+        return
 
     def mark(self) -> Any:
         """A moment on the device's time line, behind the work given to it so far."""
+        return None
 
     def elapsed_s(self, start: Any, stop: Any) -> float:
         """Device time between two marks; only after `synchronize`."""
+        raise TypeError(f"{self.name} has no device events")
 
     def hold(self, seconds: float) -> None:
         """Keep the device busy for about so long, so that what is given to it next queues up behind."""
+        return
 
     def has_reached(self, mark: Any) -> bool:
         """Whether the device has got as far as the mark."""
+        return True
 
     def allocations(self) -> int:
         """How often memory had to be fetched from below so far: calls to the driver, or page faults of the host."""
 
 
-class CpuDevice:
-    """Work is done when the call returns."""
-
+class CpuDevice(Device):
     name = "cpu"
-    has_events = False
-
-    def synchronize(self) -> None:
-        return
-
-    def mark(self) -> None:
-        return
-
-    def elapsed_s(self, start: object, stop: object) -> float:
-        raise TypeError("a CPU has no device events")
-
-    def hold(self, seconds: float) -> None:
-        return
-
-    def has_reached(self, mark: object) -> bool:
-        return True
 
     def allocations(self) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -151,43 +140,6 @@ class CudaDevice:
 
     def allocations(self) -> int:
         return int(self._cuda.memory_stats(self._index).get("num_device_alloc", 0))
-
-
-class FakeDevice:
-    """A queue in fake time: work given to it runs later, as on a GPU. Shipped for tests."""
-
-    has_events = True
-
-    def __init__(self, clock: FakeClock, *, launch_s: float = 0.0) -> None:
-        self.name = "fake:0"
-        self._clock = clock
-        self._launch_s = launch_s
-        self._free_at_s = 0.0
-
-    def submit(self, duration_s: float) -> None:
-        """What a kernel launch does: the host moves on at once, the device works when it is free."""
-        self._clock.advance(self._launch_s)
-        self._free_at_s = max(self._free_at_s, self._clock.now_ns() * 1e-9) + duration_s
-
-    def synchronize(self) -> None:
-        now_s = self._clock.now_ns() * 1e-9
-        if self._free_at_s > now_s:
-            self._clock.advance(self._free_at_s - now_s)
-
-    def mark(self) -> float:
-        return max(self._free_at_s, self._clock.now_ns() * 1e-9)
-
-    def elapsed_s(self, start: float, stop: float) -> float:
-        return stop - start
-
-    def hold(self, seconds: float) -> None:
-        self._free_at_s = max(self._free_at_s, self._clock.now_ns() * 1e-9) + seconds
-
-    def has_reached(self, mark: float) -> bool:
-        return self._clock.now_ns() * 1e-9 >= mark
-
-    def allocations(self) -> int:
-        return 0
 
 
 def device_kind(name: str) -> str:

@@ -35,10 +35,11 @@ until it is clear that the call itself waits for the device."""
 
 
 class Peers(Protocol):
-    """How several ranks walk through the loop in step. A single process agrees with itself."""
+    """How several ranks walk through the loop in step. As it stands, a single process that agrees with itself."""
 
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank; each decision of the loop goes through here."""
+        return value
 
     def align(self) -> int:
         """Return on all ranks at about the same moment; called before each sample, outside the timed region.
@@ -46,14 +47,11 @@ class Peers(Protocol):
         Says how many samples of one iteration may follow each other directly: what lies between them is then a reading
         of the clock and nothing else. Every rank must be told the same.
         """
-
-
-class Alone:
-    def agree(self, value: int) -> int:
-        return value
-
-    def align(self) -> int:
         return 1
+
+
+class Alone(Peers):
+    """A single process."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from stepscope.core.units import escape_controls, format_duration, format_share, format_significant, wrap_line
@@ -85,9 +84,7 @@ class BarProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
     def case_started(self, case: Case, index: int, total: int, *, note: str = "") -> None:

@@ -114,13 +114,13 @@ class SpeedProbe:
         self._read_at_s = -1.0
         self._last_s = 0.0
 
-    def read(self) -> list[float]:
-        """One reading: seconds of the reference operation, comparable between processes of one machine and setting."""
+    def read(self) -> float:
+        """Seconds of the reference operation, comparable between processes of one machine and setting."""
         now_s = time.monotonic()
         if self._read_at_s < 0 or now_s - self._read_at_s > REST_S:
             self._last_s = quantile_time([self._take() for _ in range(SAMPLES)], 0.1)
             self._read_at_s = time.monotonic()
-        return [self._last_s]
+        return self._last_s
 
     def _take(self) -> float:
         self._device.synchronize()
@@ -131,12 +131,6 @@ class SpeedProbe:
         return (time.perf_counter_ns() - start_ns) * 1e-9 / self._calls
 
 
-class NoProbe:
-    """For devices that are not real."""
-
-    def read(self) -> list[float]:
-        return []
-
-
-def open_probe(device: Device) -> SpeedProbe | NoProbe:
-    return SpeedProbe(device) if device.name.partition(":")[0] in ELEMENTS else NoProbe()
+def open_probe(device: Device) -> SpeedProbe | None:
+    """None for devices that are not real."""
+    return SpeedProbe(device) if device.name.partition(":")[0] in ELEMENTS else None

@@ -16,6 +16,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from stepscope.core.errors import UsageError, first_line
 from stepscope.core.plugins import entry_points
 from stepscope.stats import Summary, summarize
@@ -71,29 +74,47 @@ class CaseInput:
         return summarize(self.times_s) if self.times_s else None
 
 
-class Metric(NamedTuple):
+Compute = Callable[[CaseInput], Outcome | None]
+"""None says: not applicable, for a reason that the formula shows."""
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """The declaration of a metric; above a function, a decorator that registers it."""
+
     name: str
     """In CSV, JSON and SQL; it carries its unit."""
     title: str
     """Title of its column."""
     unit: Unit
-    better: Better
     formula: str
     """For the documentation; symbols as docs/metrics.md introduces them."""
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
     """Kinds of cases that have it; empty: all."""
-    compute: Callable[[CaseInput], Outcome | None]
-    """None says: not applicable, for a reason that the formula shows."""
-    needs_times: bool
+    better: Better = "neither"
+    needs_times: bool = True
     """Only cases that were measured have it."""
-    column: Literal["shown", "detail", "none"]
+    column: Literal["shown", "detail", "none"] = "detail"
     """Whether tables have a column of it where it has values; those of detail are left out where there is no room."""
-    hint: str
+    hint: str = ""
     """What the column means, for new readers."""
-    mark: Callable[[CaseInput], str] | None
+    mark: Callable[[CaseInput], str] | None = None
     """What stands behind the value in a table."""
-    only_for: Callable[[CaseInput], bool] | None
+    only_for: Callable[[CaseInput], bool] | None = None
     """Whether a table shows it for this case; None: always."""
+    compute: Compute = lambda case: None
+
+    def __call__(self, compute: Compute) -> Compute:
+        """Register the function below; it is called with a CaseInput."""
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(
+                f"a metric cannot be called {self.name!r}", hint="write letters, digits and _, as in noise_fraction"
+            )
+        if self.name in _METRICS:
+            raise UsageError(
+                f"there are two metrics {self.name!r}", hint="give one of them another name", where=self.title
+            )
+        _METRICS[self.name] = replace(self, compute=compute)
+        return compute
 
     def belongs_to(self, case: CaseInput) -> bool:
         """Whether cases of its kind may have it."""
@@ -111,38 +132,9 @@ class Metric(NamedTuple):
         return NotApplicable(f"not known: {self.formula}") if found is None else found
 
 
+metric = Metric
+"""How users write it, above a function."""
 _METRICS: dict[str, Metric] = {}
-
-
-def metric(
-    name: str,
-    title: str,
-    unit: Unit,
-    formula: str,
-    *,
-    kinds: tuple[str, ...] = (),
-    better: Better = "neither",
-    needs_times: bool = True,
-    column: Literal["shown", "detail", "none"] = "detail",
-    hint: str = "",
-    mark: Callable[[CaseInput], str] | None = None,
-    only_for: Callable[[CaseInput], bool] | None = None,
-) -> Callable[[Callable[[CaseInput], Outcome | None]], Callable[[CaseInput], Outcome | None]]:
-    """Register the function below; it is called with a CaseInput."""
-
-    def register(compute: Callable[[CaseInput], Outcome | None]) -> Callable[[CaseInput], Outcome | None]:
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"a metric cannot be called {name!r}", hint="write letters, digits and _, as in noise_fraction"
-            )
-        if name in _METRICS:
-            raise UsageError(f"there are two metrics {name!r}", hint="give one of them another name", where=title)
-        _METRICS[name] = Metric(
-            name, title, unit, better, formula, kinds, compute, needs_times, column, hint, mark, only_for
-        )
-        return compute
-
-    return register
 
 
 def list_metrics() -> Mapping[str, Metric]:
@@ -173,7 +165,7 @@ def load_metrics_file(path: Path) -> list[Metric]:
     except Exception as error:
         message = f"the metrics of {path.name} cannot be loaded: {type(error).__name__}: {first_line(error)}"
         raise UsageError(message, hint="see docs/metrics.md#your-own-metrics", where=str(path)) from error
-    added = [one._replace(compute=_print_aside(one.compute)) for name, one in _METRICS.items() if name not in known]
+    added = [replace(one, compute=_print_aside(one.compute)) for name, one in _METRICS.items() if name not in known]
     if not added:
         hint = "write @metric(…) from stepscope.metrics above a function of a case"
         raise UsageError(f"{path.name} registers no metric", hint=hint, where=str(path))
@@ -181,7 +173,7 @@ def load_metrics_file(path: Path) -> list[Metric]:
     return added
 
 
-def _print_aside(compute: Callable[[CaseInput], Outcome | None]) -> Callable[[CaseInput], Outcome | None]:
+def _print_aside(compute: Compute) -> Compute:
     def compute_quietly(case: CaseInput) -> Outcome | None:
         with redirect_stdout(sys.stderr):
             return compute(case)
@@ -261,17 +253,3 @@ def _list_times(case: CaseInput) -> dict[str, Any]:
         content["mean_s"] = math.fsum(means.values()) / len(means) if means else None
         content["total_s"] = math.fsum(measured.seconds()) if means else None
     return content
-
-
-def format_metrics_markdown() -> str:
-    """The documentation's list of metrics."""
-    lines = ["| name | column | unit | better | kinds | definition |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(_format_row(one) for one in list_metrics().values())])
-
-
-def _format_row(one: Metric) -> str:
-    kinds = ", ".join(kind.replace("_", " ") for kind in one.kinds) or "all"
-    column = one.title if one.column != "none" else "–"
-    better = "–" if one.better == "neither" else one.better
-    unit = "–" if one.unit in {"count", "text", "yes/no", "fraction", "rank"} else one.unit
-    return f"| `{one.name}` | {column} | {unit} | {better} | {kinds} | {one.formula} |"

@@ -208,13 +208,3 @@ def _case_row(one: CaseInput) -> dict[str, Any]:
         "score": one.measured.score(summary), "unit": result.score.unit if result.score else None,
         "elapsed_s": result.elapsed_s, "observed": result.facts, "notices": len(result.notices),
     }  # fmt: skip
-
-
-def format_tables_markdown() -> str:
-    """The documentation's list of tables and columns."""
-    lines = []
-    for table, columns in list_tables().items():
-        lines += [f"**{table}**", "", "| column | type |", "|---|---|"]
-        lines += [f"| `{name}` | {kind} |" for name, kind in columns.items()]
-        lines.append("")
-    return "\n".join(lines)

@@ -194,12 +194,3 @@ TRACE_METRICS: dict[str, tuple[TraceMetric, ...]] = {
     ),
 }
 """In the order of the page; a second table of an analysis says what it is about behind a colon."""
-
-
-def format_trace_metrics_markdown(analysis: str) -> str:
-    """The table of one analysis."""
-    rows = [
-        f"| `{one.names.replace(', ', '`, `')}` | {one.unit}{' ' if one.unit else ''}| {one.definition} |"
-        for one in TRACE_METRICS[analysis]
-    ]
-    return "\n".join(["| name | unit | definition |", "|---|---|---|", *rows])

@@ -9,7 +9,6 @@ from stepscope.records.case import (
     Case,
     CaseResult,
     Failure,
-    Implementation,
     KernelUse,
     LatencyTarget,
     Notice,
@@ -60,7 +59,6 @@ from stepscope.records.run import (
     Plan,
     RankPlace,
     Run,
-    RunKind,
     System,
 )
 from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_seal
@@ -68,9 +66,9 @@ from stepscope.records.seal import add_seal, check_seal, ends_with_seal, read_se
 __all__ = [
     "QUICK", "REQUESTS", "UNREADABLE", "BatchSearch", "Benchmark", "BisectionRequest", "Case", "CaseResult",
     "Check", "Communication", "CommunicationRequest", "Container", "Cpu", "Failure", "FileEntry", "Git", "Gpu", "Host",
-    "Implementation", "ImportRequest", "ImportedFile", "ImportedRank", "KernelUse", "LatencyTarget", "Link", "Load",
+    "ImportRequest", "ImportedFile", "ImportedRank", "KernelUse", "LatencyTarget", "Link", "Load",
     "MeasureSettings", "Memory", "Nic", "Notice", "NumaNode", "Observed", "OperatorRequest", "Parameter", "Plan",
-    "RankPlace", "RankSamples", "Reading", "Request", "Run", "RunKind", "SampleSlice", "Scalar", "Score",
+    "RankPlace", "RankSamples", "Reading", "Request", "Run", "SampleSlice", "Scalar", "Score",
     "Spec", "Status", "System", "ToolSummary", "TracedCallRecord", "TracedCallsRecord", "UntilDecided",
     "WorkloadRequest", "add_seal", "check_seal", "describe_exception", "encode_document", "ends_with_seal",
     "find_unstorable", "is_out_of_memory", "make_request", "parse_document", "parse_samples", "read_seal",

@@ -78,12 +78,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """What a person sees: the benchmark and the parameters that set this case apart."""
-        parameters = ",".join(f"{name}={_plain(value)}" for name, value in self.parameters.items())
+        parameters = ",".join(f"{name}={join_list(value)}" for name, value in self.parameters.items())
         return escape_line(f"{self.benchmark.id}[{parameters}]") if parameters else self.benchmark.id
 
 
-def _plain(value: Parameter) -> str:
-    return "x".join(str(item) for item in value) if isinstance(value, list) else str(value)
+def join_list(value: Parameter) -> Scalar:
+    """A list as people write it: `8x16`; any other value as it is."""
+    return "x".join(str(item) for item in value) if isinstance(value, list) else value
 
 
 class RankSamples(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +210,9 @@ _SAMPLES_NAME = re.compile(r"samples/rank-\d+\.jsonl")
 
 Status = Literal["ok", "failed", "skipped"]
 ReadingMoment = Literal["start", "during", "end"]
+Timing = Literal["own", "slowest_rank", "device", "slowest_rank_device"]
+"""Which times are a case's: a process's own wall times, those of the slowest rank of each sample, device times, or
+device times of the slowest rank."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,9 +291,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     score: Score | None = None
     latency_target: LatencyTarget | None = None
     samples: list[SampleSlice] = []
-    timing: Literal["own", "slowest_rank", "device", "slowest_rank_device"] = "own"
-    """Which times are the case's: a process's own wall times, those of the slowest rank of each sample, device
-    times, or device times of the slowest rank."""
+    timing: Timing = "own"
     observed: Observed | None = None
     """What was found beside the samples, by the kind of the case; None: nothing."""
     kernels: list[KernelUse] = []

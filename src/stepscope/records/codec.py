@@ -16,11 +16,10 @@ import msgspec
 
 from stepscope.core.errors import BadInputError, NewerVersionError
 from stepscope.records import kinds
-from stepscope.records.case import Benchmark, Case, CaseResult, Failure, RankSamples
+from stepscope.records.case import Benchmark, RankSamples
 from stepscope.records.kinds import Observed, Parameter, Scalar, Spec
 from stepscope.records.kinds.base import inspect_fields
 from stepscope.records.request import make_request
-from stepscope.records.run import Communication, Plan, Run, System
 
 _PATTERN_PREFIX = "pattern_"
 _PEAK_CONFIG = "ceiling"
@@ -124,18 +123,18 @@ def make_observed(spec: Spec, facts: Mapping[str, Scalar]) -> Observed | None:
             except msgspec.ValidationError:
                 continue
             del left[field.name]
+    for name, pattern in struct.NAMES.items():
+        found = _take_numbers(left, re.compile(pattern.replace("{}", "(.+)")))
+        if found:
+            fields[name] = found
     made: Observed = struct(**fields, other=left)
     return made
 
 
-def _take_numbers(facts: dict[str, Scalar], prefix: str) -> dict[str, Scalar]:
-    names = [name for name, value in facts.items() if name.startswith(prefix) and type(value) in {int, float}]
-    return {name.removeprefix(prefix): facts.pop(name) for name in names}
-
-
-def _rewrite_collective(facts: dict[str, Scalar]) -> dict[str, Any]:
-    found = _take_numbers(facts, "iteration_")
-    return {"iteration": {name: float(value) for name, value in found.items()}} if found else {}
+def _take_numbers(facts: dict[str, Scalar], pattern: re.Pattern[str]) -> dict[str, float]:
+    matches = [match for name, value in facts.items()
+               if type(value) in {int, float} and (match := pattern.fullmatch(name)) is not None]  # fmt: skip
+    return {match[1]: float(facts.pop(match[0])) for match in matches}
 
 
 def _rewrite_overlap(facts: dict[str, Scalar]) -> dict[str, Any]:
@@ -172,23 +171,17 @@ def _rewrite_pattern(facts: dict[str, Scalar]) -> dict[str, Any]:
 
 
 def _rewrite_workload(facts: dict[str, Scalar]) -> dict[str, Any]:
-    stated: dict[str, Any] = {name: facts.pop(name) for name in ("check_s", "check_examples") if name in facts}
-    errors = _take_numbers(facts, "check_")
-    facts |= stated
-    fields: dict[str, Any] = {"check_errors": {name: float(value) for name, value in errors.items()}} if errors else {}
     served = {name: value for name, value in facts.items() if name.startswith("serving_")}
     try:
         serving = msgspec.convert({name.removeprefix("serving_"): one for name, one in served.items()}, kinds.Serving)
     except msgspec.ValidationError:
-        return fields
+        return {}
     for name in served:
         del facts[name]
-    return {**fields, "serving": serving} if served else fields
+    return {"serving": serving} if served else {}
 
 
 _REWRITES: dict[str, Callable[[dict[str, Scalar]], dict[str, Any]]] = {
-    "collective": _rewrite_collective,
-    "point_to_point": _rewrite_collective,
     "overlap": _rewrite_overlap,
     "pattern": _rewrite_pattern,
     "workload": _rewrite_workload,
@@ -313,33 +306,3 @@ def parse_samples(data: bytes, *, where: str) -> RankSamples:
 
 def _bad(message: str, where: str, hint: str = _HINT) -> BadInputError:
     return BadInputError(message, hint=hint, where=where)
-
-
-RECORDS: dict[str, type[msgspec.Struct]] = {
-    "benchmark": Benchmark,
-    "case": Case,
-    "rank_samples": RankSamples,
-    "case_result": CaseResult,
-    "plan": Plan,
-    "run": Run,
-    "system": System,
-    "communication": Communication,
-    "failure": Failure,
-}
-
-
-SEALED = {"case_result", "plan", "run", "system", "communication", "failure"}
-"""Records that stand in files of their own, or on lines of their own."""
-SEALED_SCHEMA = {
-    "description": "Always the last field, without spaces around it: SHA-256 of every byte of this object before it, "
-    "behind the seal of the document that this one is bound to.",
-    "pattern": "^[0-9a-f]{64}$",
-    "type": "string",
-}
-
-
-def make_schema(name: str) -> dict[str, Any]:
-    schema = msgspec.json.schema(RECORDS[name])
-    if name in SEALED:
-        schema["$defs"][RECORDS[name].__name__]["properties"]["seal"] = SEALED_SCHEMA
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema}

@@ -15,45 +15,20 @@ GROUP_EXTRA_S = 30.0
 
 
 class Control(Protocol):
-    rank: int
-    size: int
+    """As it stands, one process that agrees with itself."""
 
-    def barrier(self) -> None: ...
-
-    def broadcast_value(self, value: T | None, source: int = 0) -> T:
-        """That rank's value on every rank."""
-
-    def gather_values(self, value: T) -> list[T] | None:
-        """All ranks' values on rank 0, None elsewhere."""
-
-    def send_value(self, value: int, to: int) -> None: ...
-
-    def receive_value(self, source: int) -> int: ...
-
-    def set_mark(self, name: str) -> None:
-        """Leave a mark that all ranks see, without waiting for them."""
-
-    def has_marks(self, names: list[str]) -> bool:
-        """Raises RuntimeError where marks cannot be seen any more."""
-
-    def renew(self) -> None:
-        """All ranks at once: groups in which nothing is under way, after ranks left an exchange at different places."""
-
-    def close(self) -> None: ...
-
-
-class Alone:
-    """One process, which agrees with itself."""
-
-    rank, size = 0, 1
+    rank: int = 0
+    size: int = 1
 
     def barrier(self) -> None:
         return
 
     def broadcast_value(self, value: T | None, source: int = 0) -> T:
+        """That rank's value on every rank."""
         return value  # type: ignore[return-value]
 
     def gather_values(self, value: T) -> list[T] | None:
+        """All ranks' values on rank 0, None elsewhere."""
         return [value]
 
     def send_value(self, value: int, to: int) -> None:
@@ -63,16 +38,23 @@ class Alone:
         raise ValueError("a single process has nobody to receive from")
 
     def set_mark(self, name: str) -> None:
+        """Leave a mark that all ranks see, without waiting for them."""
         return
 
     def has_marks(self, names: list[str]) -> bool:
+        """Raises RuntimeError where marks cannot be seen any more."""
         return True
 
     def renew(self) -> None:
+        """All ranks at once: groups in which nothing is under way, after ranks left an exchange at different places."""
         return
 
     def close(self) -> None:
         return
+
+
+class Alone(Control):
+    """One process."""
 
 
 class TorchControl:

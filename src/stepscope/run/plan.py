@@ -40,18 +40,7 @@ def create(job: Job, store: Path, command: Sequence[str]) -> StoredRun:
         from stepscope.run.execute import require_one_process
 
         require_one_process(job.verb)
-    folder = create_run(
-        store,
-        verb=job.verb,
-        name=job.name,
-        command=command,
-        request=job.request,
-        cases=job.cases,
-        launcher=job.launcher,
-        world_size=job.world_size,
-        hold=True,
-    )
-    return StoredRun(folder)
+    return StoredRun(create_run(store, **job._asdict(), command=command, hold=True))
 
 
 def find_interrupted(job: Job, store: Path) -> StoredRun | None:

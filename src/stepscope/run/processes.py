@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.core.errors import StepscopeError
+from stepscope.core.processes import last_line
 from stepscope.launch.watchdog import start_child
 from stepscope.records import CaseResult, Notice, RankSamples, System
 from stepscope.run.rank import AnyProgress
@@ -165,8 +166,8 @@ def _explain_failure(child: StoredRun, code: int, name: str, parent: StoredRun) 
         last = failures[-1]
         hint = f"{last.hint}; {again}" if last.hint else again
         return ProcessError(f"{name}: {last.message}", hint=hint, where=last.where or str(child.folder))
-    lines = (child.folder / LOG_FILE).read_text(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
-    return ProcessError(f"{name} ended with {code}: {lines[0]}", hint=again, where=str(child.folder))
+    said = last_line((child.folder / LOG_FILE).read_text(errors="replace"), "it printed nothing")
+    return ProcessError(f"{name} ended with {code}: {said}", hint=again, where=str(child.folder))
 
 
 def _merge_cases(children: Sequence[StoredRun]) -> list[MeasuredCase]:

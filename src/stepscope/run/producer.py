@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from stepscope.core.errors import StepscopeError
 from stepscope.launch.worker import Session
 from stepscope.measure import Clock, Device, Estimate, Measurement, MeasureSettings, Peers, measure
 from stepscope.records import Case, Failure, KernelUse, LatencyTarget, Notice, Observed, Score
+from stepscope.records.case import Timing
 from stepscope.run.control import Alone, Control, TorchControl
 from stepscope.run.ranks import Ranks
 from stepscope.store import MeasuredCase
@@ -26,8 +27,6 @@ PRODUCERS = {
     "suite": "stepscope.bench.workloads.producer:WorkloadProducer",
 }
 """By the verb of the plan. Never read from a run: a run folder is data."""
-
-Timing = Literal["own", "slowest_rank", "device", "slowest_rank_device"]
 
 
 class WrongResultError(StepscopeError):

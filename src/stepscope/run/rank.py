@@ -31,7 +31,7 @@ from stepscope.measure import (
 from stepscope.measure.device import Clock
 from stepscope.measure.instability import find_queue_notices
 from stepscope.measure.progress import BarProgress, LineProgress, SilentProgress
-from stepscope.measure.surroundings import NoProbe, SpeedProbe, open_probe
+from stepscope.measure.surroundings import open_probe
 from stepscope.records import (
     Case,
     CaseResult,
@@ -44,15 +44,15 @@ from stepscope.records import (
     Reading,
     System,
 )
-from stepscope.records.case import ReadingMoment
+from stepscope.records.case import ReadingMoment, Timing
 from stepscope.run.clocks import ClockOffset, compare_clocks, find_arrivals, name_clock
-from stepscope.run.producer import Prepared, Producer, RankOutcome, Timing, find_producer
+from stepscope.run.producer import Prepared, Producer, RankOutcome, find_producer
 from stepscope.run.ranks import BarrierPeers, Ranks, Refusal, describe_refusal
 from stepscope.store import MeasuredCase, RunWriter, StoredRun, utc_now
+from stepscope.store.view import ARRIVAL
 from stepscope.system import collect_system, merge_systems, open_telemetry
 from stepscope.system.collect import read_communication_settings
 
-ARRIVAL = "arrival"
 CRASH_LIMIT = 2
 """A case in which a process was killed so often is not tried again: the others come first."""
 READINGS_REST_S = 0.25
@@ -76,15 +76,10 @@ class Readings(Protocol):
     def read(self, at: ReadingMoment) -> list[Reading]: ...
 
 
-class NoReadings:
-    def read(self, at: ReadingMoment) -> list[Reading]:
-        return []
-
-
 class RestedReadings:
-    """Readings for a case only where the last case with readings began long enough ago."""
+    """Readings for a case only where the last case with readings began long enough ago; None: never any."""
 
-    def __init__(self, readings: Readings, rest_s: float = READINGS_REST_S) -> None:
+    def __init__(self, readings: Readings | None = None, rest_s: float = READINGS_REST_S) -> None:
         self._readings = readings
         self._rest_s = rest_s
         self._read_at_s: float | None = None
@@ -96,7 +91,7 @@ class RestedReadings:
             self._resting = self._read_at_s is not None and now_s - self._read_at_s < self._rest_s
             if not self._resting:
                 self._read_at_s = now_s
-        return [] if self._resting else self._readings.read(at)
+        return [] if self._resting or self._readings is None else self._readings.read(at)
 
 
 class Gathered(msgspec.Struct, kw_only=True):
@@ -144,7 +139,7 @@ class RankLoop:
         self.clock = clock or WallClock()
         self.is_alone = self.ranks.size == 1
         freeze_libraries()
-        self.probe: SpeedProbe | NoProbe = open_probe(device) if self.is_alone else NoProbe()
+        self.probe = open_probe(device) if self.is_alone else None
 
     def follow(self) -> None:
         """A rank other than 0."""
@@ -160,7 +155,7 @@ class RankLoop:
         self.ranks.session.heartbeat.beat("preparing", case.key)
         if self.ranks.begin_case():
             self.producer.groups_renewed()
-        telemetry = telemetry or NoReadings()
+        telemetry = telemetry or RestedReadings()
         readings = telemetry.read("start")
         prepared: Prepared | None = None
         outcome = RankOutcome(rank=self.ranks.rank)
@@ -182,12 +177,12 @@ class RankLoop:
         self, case: Case, prepared: Prepared, telemetry: Readings, watch: Callable[[Estimate], None] | None
     ) -> Gathered:
         with prepared.scope or nullcontext():
-            probed, before = self.probe.read(), read_cpu_use()
+            probed, before = self._probe(), read_cpu_use()
             measurement = self._time(case, prepared, watch)
             if prepared.on_measured is not None:
                 prepared.on_measured(measurement)
             after = read_cpu_use()
-            probed += self.probe.read()
+            probed += self._probe()
             readings = telemetry.read("end")
             outcome = RankOutcome(
                 rank=self.ranks.rank, score=prepared.score, latency_target=prepared.latency_target,
@@ -205,6 +200,9 @@ class RankLoop:
             outcome=outcome, machine=name_clock(), cpu_before=before, cpu_after=after, probes_s=probed,
             readings=readings, notices=notices,
         )  # fmt: skip
+
+    def _probe(self) -> list[float]:
+        return [self.probe.read()] if self.probe is not None else []
 
     def _time(self, case: Case, prepared: Prepared, watch: Callable[[Estimate], None] | None) -> Measurement:
         peers = None if self.is_alone else BarrierPeers(self.ranks, case)

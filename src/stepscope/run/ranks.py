@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from stepscope.core.errors import RankDiedError, StepscopeError
-from stepscope.launch.join import describe_request, find_difference, is_peer_disconnect, refuse_difference
-from stepscope.launch.watch import find_causes
+from stepscope.core.errors import RankDiedError, StepscopeError, UsageError
+from stepscope.launch.join import describe_request, find_difference, is_peer_disconnect, wait_until
+from stepscope.launch.watch import KEPT, find_causes
 from stepscope.launch.watchdog import read_rank_failure
 from stepscope.launch.worker import Session
 from stepscope.records import Case, Failure, describe_exception
@@ -21,8 +20,6 @@ from stepscope.store import RANKS_FOLDER
 T = TypeVar("T")
 ALONE_S = 30.0
 """How long a rank that failed waits for the others: they may fail as it did, or come to where all gather."""
-POLL_S = 0.1
-KEPT = "finished cases are kept: continue with --resume"
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +84,13 @@ class Ranks:
     def require_same_request(self) -> None:
         """Rank 0 compares, all ranks raise the same error."""
         everybody = self.gather(describe_request(self.session.request, self.session.cases))
-        refuse_difference(self.broadcast(find_difference(everybody) if everybody is not None else None))
+        verdict = self.broadcast(find_difference(everybody) if everybody is not None else None)
+        if verdict:
+            raise UsageError(
+                verdict,
+                hint="start all ranks with the same command and the same version",
+                where="arguments of the ranks",
+            )
 
     def begin_case(self) -> bool:
         """With groups in which nothing of the case before is under way; what it used must be gone. True: new ones."""
@@ -143,17 +146,12 @@ class Ranks:
         """Whether the other ranks came to the end of this attempt, in whatever way, while this one waited."""
         everybody = [f"attempt/{self._attempts}/{rank}" for rank in range(self.size)]
         # Before the watchdogs of the others ring: they know less.
-        deadline_s = time.monotonic() + min(ALONE_S, self.session.hang_limit_s / 3)
+        limit_s = min(ALONE_S, self.session.hang_limit_s / 3)
         try:
             self._say_ended()
-            while not self.control.has_marks(everybody):
-                if time.monotonic() > deadline_s:
-                    return False
-                self.session.heartbeat.tick()
-                time.sleep(POLL_S)
+            return wait_until(lambda: self.control.has_marks(everybody), limit_s, self.session.heartbeat.tick)
         except RuntimeError:  # the store is gone, and rank 0 with it
             return False
-        return True
 
     def explain_loss(self, error: Exception) -> StepscopeError | None:
         """Why rank 0 cannot go on: what another rank left behind, else what it met with itself. None: another rank

@@ -10,7 +10,6 @@ from stepscope.store.kernel_table import (
 )
 from stepscope.store.reader import (
     JournalTail,
-    RunStatus,
     StoredRun,
     find_newest,
     find_run,
@@ -26,7 +25,7 @@ from stepscope.store.writer import RunWriter, create_run, record_failure
 
 __all__ = [
     "RANKS_FOLDER", "TPOT", "TRACES_FOLDER", "TTFT", "Ceilings", "Damage", "JournalTail", "KernelRow", "MeasuredCase",
-    "RunStatus", "RunWriter", "StoredRun", "create_run", "find_ceilings", "find_newest", "find_run", "find_run_folder",
+    "RunWriter", "StoredRun", "create_run", "find_ceilings", "find_newest", "find_run", "find_run_folder",
     "list_runs", "read_each", "read_kernel_table", "record_failure", "remove_run", "resolve_store", "rows_of_run",
     "run_folders", "utc_now", "verify_run", "write_kernel_table", "write_parquet",
 ]  # fmt: skip

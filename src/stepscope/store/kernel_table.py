@@ -19,39 +19,21 @@ import msgspec
 from stepscope.core.errors import BadInputError, CorruptRunError, MissingDependencyError, UsageError
 from stepscope.core.files import write_output
 from stepscope.records import Parameter, Scalar, System
+from stepscope.records.case import join_list
 from stepscope.records.kinds import CallSpec, OperatorObserved, OperatorSpec
 from stepscope.stats import median, summarize
 from stepscope.store.reader import StoredRun
 from stepscope.store.view import MeasuredCase
 
-LEADING = ("op", "device", "dtype")
-TRAILING = (
-    "pass",
-    "cache",
-    "latency_s",
-    "latency_low_s",
-    "latency_high_s",
-    "samples",
-    "wall_s",
-    "graph_s",
-    "kernel_s",
-    "flops",
-    "bytes",
-    "unique_bytes",
-    "kernels",
-    "config",
-    "system",
-)
-_TIMES = ("latency_s", "latency_low_s", "latency_high_s", "wall_s", "graph_s", "kernel_s")
-_COUNTS = ("samples", "flops", "bytes", "unique_bytes")
-REQUIRED = (*LEADING, "latency_s")
-"""Parameters of a case that have a column of their own."""
 _DIGITS = 6
 """Digits of a time: far below its noise, and half of the file's size."""
 
 
-class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured operator. Times are medians in seconds; None where they were not taken."""
+class KernelRow(msgspec.Struct, frozen=True, kw_only=True, rename={"direction": "pass"}):
+    """One measured operator. Times are medians in seconds; None where they were not taken.
+
+    Its fields are the columns of the table, in their order; each parameter has one of its own.
+    """
 
     op: str
     device: str
@@ -81,6 +63,13 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the system record."""
 
 
+_COLUMNS = KernelRow.__struct_encode_fields__
+LEADING, TRAILING = _COLUMNS[: _COLUMNS.index("parameters")], _COLUMNS[_COLUMNS.index("parameters") + 1 :]
+"""Columns before those of the parameters, and behind them."""
+REQUIRED = (*LEADING, "latency_s")
+_COUNTS = ("samples", "flops", "bytes", "unique_bytes")
+
+
 def rows_of_run(run: StoredRun) -> Iterator[KernelRow]:
     """The operator cases of a run that were measured; failed and skipped ones have no row."""
     if run.plan.verb != "ops":
@@ -106,7 +95,7 @@ def _row(
         op=spec.op,
         device=_device_name(str(spec.device), system),
         dtype=str(spec.dtype),
-        parameters={name: _scalar(value) for name, value in (spec.shape | compiled).items()},
+        parameters={name: join_list(value) for name, value in (spec.shape | compiled).items()},
         direction=spec.direction,
         cache=spec.cache or "warm",
         latency_s=summary.median_s,
@@ -125,10 +114,6 @@ def _row(
     )
 
 
-def _scalar(value: Parameter) -> Scalar:
-    return "x".join(str(item) for item in value) if isinstance(value, list) else value
-
-
 def _device_name(device: str, system: System | None) -> str:
     kind, _, index = device.partition(":")
     if system is None:
@@ -139,24 +124,26 @@ def _device_name(device: str, system: System | None) -> str:
     return host.gpus[int(index or 0)].name if int(index or 0) < len(host.gpus) else device
 
 
-def require_table_name(path: Path) -> None:
-    """Refuse a name that says the file is something else than a CSV table."""
-    if not path.name.endswith((".csv", ".csv.gz")):
-        raise UsageError(
-            "a kernel table is a .csv or .csv.gz file",
-            hint="name it so; `stepscope runs export --format parquet` makes Parquet",
-            where=str(path),
-        )
+_FORMATS = {
+    "table": (
+        (".csv", ".csv.gz"),
+        "a kernel table is a .csv or .csv.gz file",
+        "name it so; `stepscope runs export --format parquet` makes Parquet",
+    ),
+    "parquet": (
+        (".parquet",),
+        "a Parquet file is named .parquet",
+        "name it so; `stepscope runs export --format table` makes a .csv or .csv.gz",
+    ),
+}
+"""Endings of a format's files, what is said of another ending, and the next step."""
 
 
-def require_parquet_name(path: Path) -> None:
-    """Refuse a name that says the file is something else than Parquet."""
-    if path.suffix != ".parquet":
-        raise UsageError(
-            "a Parquet file is named .parquet",
-            hint="name it so; `stepscope runs export --format table` makes a .csv or .csv.gz",
-            where=str(path),
-        )
+def require_table_name(path: Path, kind: str = "table") -> None:
+    """Refuse a name that says the file is something else than a table (CSV), or than Parquet."""
+    endings, rule, hint = _FORMATS[kind]
+    if not path.name.endswith(endings):
+        raise UsageError(rule, hint=hint, where=str(path))
 
 
 def write_kernel_table(path: Path, rows: Iterable[KernelRow]) -> int:
@@ -180,26 +167,19 @@ def _parameter_names(rows: Iterable[KernelRow]) -> list[str]:
 
 
 def _cells(row: KernelRow, names: Sequence[str]) -> list[str]:
-    trailing = _trailing(row)
+    plain = _list_columns(row)
     return [
-        row.op,
-        row.device,
-        row.dtype,
+        *(_print_plain(plain[name]) for name in LEADING),
         *(_print_scalar(row.parameters[name]) if name in row.parameters else "" for name in names),
-        *(_print_plain(trailing[name]) for name in TRAILING),
+        *(_print_plain(plain[name]) for name in TRAILING),
     ]
 
 
-def _trailing(row: KernelRow) -> dict[str, str | int | float | None]:
-    """The columns after the parameters."""
-    return {
-        "pass": row.direction,
-        "cache": row.cache,
-        **{name: getattr(row, name) for name in (*_TIMES, *_COUNTS)},
-        "kernels": msgspec.json.encode(row.kernels).decode() if row.kernels else None,
-        "config": row.config,
-        "system": row.system,
-    }
+def _list_columns(row: KernelRow) -> dict[str, str | int | float | None]:
+    """Those that every table has."""
+    columns: dict[str, Any] = msgspec.to_builtins(row)
+    del columns["parameters"]
+    return columns | {"kernels": msgspec.json.encode(row.kernels).decode() if row.kernels else None}
 
 
 def _print_plain(value: str | int | float | None) -> str:
@@ -255,7 +235,7 @@ def _parse_line(path: Path, line: int, header: Sequence[str], cells: Sequence[st
         row = parse(dict(zip(header, cells, strict=True)))
         if not row.latency_s > 0:
             raise ValueError(f"latency_s {row.latency_s} is not above 0")
-    except (ValueError, KeyError, msgspec.DecodeError) as error:
+    except (ValueError, KeyError) as error:
         raise BadInputError(
             f"this is not a row of a kernel table: {error}", hint="fix or remove the line", where=f"{path}:{line}"
         ) from error
@@ -263,29 +243,11 @@ def _parse_line(path: Path, line: int, header: Sequence[str], cells: Sequence[st
 
 
 def _own_row(cells: Mapping[str, str]) -> KernelRow:
-    parameters = {
-        name: _parse_scalar(text)
-        for name, text in cells.items()
-        if text != "" and name not in LEADING and name not in TRAILING
-    }
-    numbers: dict[str, Any] = {
-        name: float(cells[name]) if cells.get(name) else None for name in _TIMES if name not in REQUIRED
-    }
-    wholes: dict[str, Any] = {name: int(cells[name]) if cells.get(name) else None for name in _COUNTS}
-    return KernelRow(
-        op=cells["op"],
-        device=cells["device"],
-        dtype=cells["dtype"],
-        parameters=parameters,
-        direction=cells["pass"],
-        cache=cells.get("cache") or None,
-        latency_s=float(cells["latency_s"]),
-        kernels=msgspec.json.decode(cells["kernels"], type=dict[str, float]) if cells.get("kernels") else {},
-        config=cells.get("config") or None,
-        system=cells.get("system") or None,
-        **numbers,
-        **wholes,
-    )
+    known: dict[str, Any] = {name: text for name, text in cells.items() if text != ""}
+    parameters = {name: _parse_scalar(known.pop(name)) for name in [*known] if name not in _COLUMNS}
+    if "kernels" in known:
+        known["kernels"] = msgspec.json.decode(known["kernels"])
+    return msgspec.convert({**known, "parameters": parameters}, KernelRow, strict=False)
 
 
 _FOREIGN: dict[str, tuple[str, dict[str, str], dict[str, Scalar]]] = {
@@ -341,7 +303,7 @@ def write_parquet(path: Path, rows: Iterable[KernelRow]) -> int:
 
     Columns that every table has are of the same type in every table, also where they are empty.
     """
-    require_parquet_name(path)
+    require_table_name(path, "parquet")
     try:
         import polars as pl
     except ImportError:
@@ -357,11 +319,10 @@ def write_parquet(path: Path, rows: Iterable[KernelRow]) -> int:
 
 def _column_types(rows: Sequence[KernelRow]) -> dict[str, str]:
     """By column, the name of its type in polars."""
-    known = {**dict.fromkeys(_TIMES, "Float64"), **dict.fromkeys(_COUNTS, "Int64")}
     return {
         **dict.fromkeys(LEADING, "String"),
         **{name: _parameter_type(name, rows) for name in _parameter_names(rows)},
-        **{name: known.get(name, "String") for name in TRAILING},
+        **{name: "Float64" if name.endswith("_s") else "Int64" if name in _COUNTS else "String" for name in TRAILING},
     }
 
 
@@ -376,4 +337,4 @@ def _parameter_type(name: str, rows: Iterable[KernelRow]) -> str:
 
 def _plain_row(row: KernelRow, kinds: Mapping[str, str]) -> dict[str, Scalar | None]:
     parameters = {name: str(value) if kinds[name] == "String" else value for name, value in row.parameters.items()}
-    return {"op": row.op, "device": row.device, "dtype": row.dtype, **parameters, **_trailing(row)}
+    return {**_list_columns(row), **parameters}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from stepscope.core.errors import CorruptRunError, StepscopeError
+from stepscope.core.files import hash_file
 from stepscope.records import FileEntry, Run
 from stepscope.store import folder as layout
 from stepscope.store.folder import whole_lines
@@ -103,9 +103,7 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
         passing = {layout.RUN_FILE, layout.LOCK_FILE, layout.RUNNER_LOCK_FILE, layout.BEGUN_FILE}
         of_the_run = name not in passing and not path.name.endswith(".tmp")
         if path.is_file() and of_the_run and not name.startswith(f"{layout.RANKS_FOLDER}/"):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=digest)
+            entries[name] = FileEntry(size_bytes=path.stat().st_size, sha256=hash_file(path))
     return entries
 
 

@@ -41,10 +41,13 @@ class MeasuredCase(NamedTuple):
 
     def seconds_by_process(self) -> list[list[float]]:
         """Seconds per iteration, one list per fresh process; ranks folded into one as the result says."""
+        return [self._fold(ranks) for ranks in self._by_process()]
+
+    def _by_process(self) -> list[list[RankSamples]]:
         processes: dict[int, list[RankSamples]] = defaultdict(list)
         for samples in self.samples:
             processes[samples.process].append(samples)
-        return [self._fold(processes[number]) for number in sorted(processes)]
+        return [processes[number] for number in sorted(processes)]
 
     def _fold(self, ranks: list[RankSamples]) -> list[float]:
         if self.result.timing in {"slowest_rank", "slowest_rank_device"}:
@@ -100,11 +103,8 @@ class MeasuredCase(NamedTuple):
 
     def _arrivals(self) -> Iterator[tuple[list[int], tuple[float, ...]]]:
         """By iteration: the ranks, and how long after the first of them each began; nothing where it was not taken."""
-        processes: dict[int, dict[int, list[float]]] = defaultdict(dict)
-        for samples in self.samples:
-            if samples.extra_s.get(ARRIVAL):
-                processes[samples.process][samples.rank] = samples.extra_s[ARRIVAL]
-        for _, by_rank in sorted(processes.items()):
+        for process in self._by_process():
+            by_rank = {one.rank: one.extra_s[ARRIVAL] for one in process if one.extra_s.get(ARRIVAL)}
             ranks = sorted(by_rank)
             for row in zip(*(by_rank[rank] for rank in ranks), strict=False):
                 yield ranks, row
@@ -157,28 +157,22 @@ class MeasuredCase(NamedTuple):
 
     def _timed(self) -> list[list[tuple[float, int]]]:
         """By process: seconds per iteration of each sample, and its iterations."""
-        processes: dict[int, list[int]] = defaultdict(list)
-        for one in self.samples:
-            processes[one.process] += one.counted_iterations()
-        counts = [processes[number] for number in sorted(processes)]
         return [
-            list(zip(seconds, iterations, strict=False))
-            for seconds, iterations in zip(self.seconds_by_process(), counts, strict=True)
+            list(zip(self._fold(ranks), (count for one in ranks for count in one.counted_iterations()), strict=False))
+            for ranks in self._by_process()
         ]
 
     def score(self, summary: Summary | None = None) -> float | None:
         """In `result.score.unit`: work of one iteration over `typical_s`. `summary` where it is at hand."""
-        rule, typical_s = self.result.score, self.typical_s(summary)
-        if rule is None or not typical_s or typical_s < 0:
-            return None
-        return scale_score(rule.work / typical_s, rule.unit)
+        return self._score_at(self.typical_s(summary))
 
     def loader_score(self) -> float | None:
         """As `score`, with batches from a loader; None where that was not timed."""
-        rule, fed_s = self.result.score, self.loader_s()
-        if rule is None or not fed_s:
-            return None
-        return scale_score(rule.work / fed_s, rule.unit)
+        return self._score_at(self.loader_s())
+
+    def _score_at(self, step_s: float | None) -> float | None:
+        rule = self.result.score
+        return scale_score(rule.work / step_s, rule.unit) if rule is not None and step_s and step_s > 0 else None
 
     def loader_s(self) -> float | None:
         """As `typical_s`; where iterations differ, each time is that of whole rounds already."""

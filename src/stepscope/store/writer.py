@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -132,12 +131,8 @@ class RunWriter:
             self._samples[name] = self._open_append(name)
         return self._samples[name]
 
-    @property
-    def finished(self) -> frozenset[str]:
-        """Keys of the cases that need not be measured again."""
-        return frozenset(self._results)
-
     def remaining(self) -> list[Case]:
+        """The cases that are still to be measured."""
         return [case for case in self.plan.cases if case.key not in self._results]
 
     def begin(self, case: Case) -> int:
@@ -206,9 +201,7 @@ class RunWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

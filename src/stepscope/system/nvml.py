@@ -81,7 +81,7 @@ def read_gpus(nvml: Any, *, root: Path = ROOT, torch: Any | None = None) -> list
 def _read_gpu(nvml: Any, handle: Any, index: int, driver: str | None, root: Path) -> Gpu:
     memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
-    address = _read_pci_address(nvml, handle)
+    address = _read_pci_address(nvml, "nvmlDeviceGetPciInfo", handle)
     node = read_natural(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
     limit_mw = ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
     return Gpu(
@@ -109,8 +109,8 @@ def _megahertz(value: Any) -> float | None:
     return float(value) * 1e6 if value else None
 
 
-def _read_pci_address(nvml: Any, handle: Any) -> str | None:
-    information = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+def _read_pci_address(nvml: Any, question: str, *arguments: Any) -> str | None:
+    information = ask(nvml, question, *arguments)
     return parse_pci_address(_text(information.busId) or "") if information is not None else None
 
 
@@ -203,7 +203,9 @@ def describe_visible_gpus(nvml: Any, gpus: list[Gpu], environment: Mapping[str, 
 def read_links(nvml: Any) -> list[Link]:
     """NVLinks by peer (a pair of GPUs is named once), then each GPU's way to the host."""
     handles = list_handles(nvml)
-    addresses = {_read_pci_address(nvml, handle): f"gpu{index}" for index, handle in enumerate(handles)}
+    addresses = {
+        _read_pci_address(nvml, "nvmlDeviceGetPciInfo", handle): f"gpu{index}" for index, handle in enumerate(handles)
+    }
     links: list[Link] = []
     for index, handle in enumerate(handles):
         speed = _read_nvlink_speed(nvml, handle)
@@ -220,8 +222,7 @@ def _count_nvlinks(nvml: Any, handle: Any, addresses: dict[str | None, str]) -> 
     for number in range(MAX_NVLINKS):
         if ask(nvml, "nvmlDeviceGetNvLinkState", handle, number) != 1:
             continue
-        remote = ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
-        address = parse_pci_address(_text(remote.busId) or "") if remote is not None else None
+        address = _read_pci_address(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
         if address is not None and address in addresses:
             peers[addresses[address]] += 1
         elif ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number) == _REMOTE_IS_SWITCH:

@@ -11,6 +11,8 @@ from functools import cache
 
 import msgspec
 
+from stepscope.core.processes import last_line, name_signal, run_program
+
 CHILD_TIMEOUT_S = 60.0
 AMX_REMEDY = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 """Keeps oneDNN from the matrix tiles (AMX), which some virtual machines advertise but do not execute."""
@@ -28,17 +30,9 @@ ChildRunner = Callable[[str, Mapping[str, str]], ChildResult]
 
 
 def run_python_child(source: str, variables: Mapping[str, str]) -> ChildResult:
-    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", source]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", source],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CHILD_TIMEOUT_S,
-            check=False,
-        )
+        done = run_program(command, limit_s=CHILD_TIMEOUT_S, env={**os.environ, **variables})
     except subprocess.TimeoutExpired:
         return ChildResult(exit_code=None)
     return ChildResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
@@ -94,10 +88,9 @@ print(json.dumps(facts))
 def probe_torch(run_child: ChildRunner) -> tuple[TorchFacts | None, str]:
     """The facts, or None and why there are none. One child process, a few seconds."""
     result = run_child(_FACTS_SOURCE, {})
-    last_line = (result.stdout.strip().splitlines() or [""])[-1]
     if result.exit_code == 0:
         try:
-            return msgspec.json.decode(last_line, type=TorchFacts), ""
+            return msgspec.json.decode(last_line(result.stdout), type=TorchFacts), ""
         except msgspec.MsgspecError as error:
             return None, f"the probe printed something else: {error}"
     return None, describe_end(result)
@@ -108,16 +101,8 @@ def describe_end(result: ChildResult) -> str:
     if result.exit_code is None:
         return f"no answer within {CHILD_TIMEOUT_S:g} s"
     if result.exit_code < 0:
-        return f"ended by {_name_signal(-result.exit_code)}"
-    lines = result.stderr.strip().splitlines()
-    return lines[-1] if lines else f"ended with exit code {result.exit_code}"
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        return f"ended by {name_signal(-result.exit_code)}"
+    return last_line(result.stderr, f"ended with exit code {result.exit_code}")
 
 
 class DtypeCheck(msgspec.Struct, frozen=True, kw_only=True):

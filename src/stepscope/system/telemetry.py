@@ -5,12 +5,12 @@ A read costs well under 2 ms, so that it can stand between samples; what is slow
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stepscope.records import Reading
+from stepscope.records.case import ReadingMoment
 from stepscope.system.collect import find_loaded_torch
 from stepscope.system.host import (
     ROOT,
@@ -23,8 +23,6 @@ from stepscope.system.host import (
     read_throttled_periods,
 )
 from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
-
-Moment = Literal["start", "during", "end"]
 
 MAX_WATCHED_CPUS = 8
 """A look at one processor's clock takes the kernel up to 20 µs; a few stand for all."""
@@ -54,7 +52,7 @@ class Telemetry:
         self.device = device
         self._root = root
 
-    def read(self, at: Moment) -> list[Reading]:
+    def read(self, at: ReadingMoment) -> list[Reading]:
         """One reading per device; `start` also sets the counts against which throttling is seen."""
         return [Reading(device=self.device, at=at, load_1m=read_load(self._root))]
 
@@ -80,7 +78,7 @@ class CpuTelemetry(Telemetry):
         self._sensor = _find_cpu_sensor(root)
         self._baseline = self._count_throttling()
 
-    def read(self, at: Moment) -> list[Reading]:
+    def read(self, at: ReadingMoment) -> list[Reading]:
         counts = self._count_throttling()
         if at == "start":
             self._baseline = counts
@@ -136,7 +134,7 @@ class NvmlTelemetry(Telemetry):
         self._handle = handle
         self._open = True
 
-    def read(self, at: Moment) -> list[Reading]:
+    def read(self, at: ReadingMoment) -> list[Reading]:
         if not self._open:
             return super().read(at)
         nvml = self._nvml
@@ -183,23 +181,13 @@ def open_telemetry(
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return CpuTelemetry(device, root=root)
-    if kind == "cuda" and (number.isdigit() or not number):
-        return _open_nvml_telemetry(device, int(number or 0), root, nvml, environment)
-    return Telemetry(device, root=root)
-
-
-def _open_nvml_telemetry(
-    device: str, ordinal: int, root: Path, nvml: Any | None, environment: Mapping[str, str] | None
-) -> Telemetry:
     module = import_nvml() if nvml is None else nvml
-    if module is None or not start_nvml(module):
+    if kind != "cuda" or not (number.isdigit() or not number) or module is None or not start_nvml(module):
         return Telemetry(device, root=root)
     torch = find_loaded_torch()
     # Telemetry must not be what starts CUDA in a process that has not yet done so.
     started = torch if torch is not None and torch.cuda.is_initialized() else None
-    index = find_nvml_index(
-        module, ordinal, torch=started, environment=os.environ if environment is None else environment
-    )
+    index = find_nvml_index(module, int(number or 0), torch=started, environment=environment)
     handle = ask(module, "nvmlDeviceGetHandleByIndex", index) if index is not None else None
     if handle is None:
         ask(module, "nvmlShutdown")

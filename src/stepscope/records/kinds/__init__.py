@@ -3,13 +3,12 @@
 A new kind is one Spec and one Observed here, and a producer; readers ask for the type, never for the names of fields.
 """
 
-from stepscope.records.kinds.base import BaseObserved, BaseSpec, Number, OtherObserved, OtherSpec, Parameter, Scalar
+from stepscope.records.kinds.base import Number, OtherObserved, OtherSpec, Parameter, Scalar
 from stepscope.records.kinds.communication import (
     COMM,
     COMMUNICATION_OWNER,
     COMPUTE,
     LATER_PHASES,
-    MODES,
     POINT_TO_POINT,
     SETUP_PHASES,
     TOGETHER,
@@ -18,7 +17,6 @@ from stepscope.records.kinds.communication import (
     CollectiveSpec,
     ExchangeObserved,
     MessageObserved,
-    Mode,
     OverlapObserved,
     OverlapSide,
     OverlapSpec,
@@ -57,9 +55,9 @@ Observed = (
 )  # fmt: skip
 
 __all__ = [
-    "CALL", "COMM", "COMMUNICATION_OWNER", "COMPUTE", "LATER_PHASES", "MODES", "POINT_TO_POINT", "SETUP_PHASES",
-    "TOGETHER", "WORLD", "BaseObserved", "BaseSpec", "CallObserved", "CallSpec", "CollectiveObserved",
-    "CollectiveSpec", "ExchangeObserved", "MessageObserved", "Mode", "ModelObserved", "Number", "Observed",
+    "CALL", "COMM", "COMMUNICATION_OWNER", "COMPUTE", "LATER_PHASES", "POINT_TO_POINT", "SETUP_PHASES",
+    "TOGETHER", "WORLD", "CallObserved", "CallSpec", "CollectiveObserved",
+    "CollectiveSpec", "ExchangeObserved", "MessageObserved", "ModelObserved", "Number", "Observed",
     "OperatorObserved", "OperatorSpec", "OtherObserved", "OtherSpec", "OverlapObserved", "OverlapSide",
     "OverlapSpec", "PairObserved", "PairSpec", "Parameter", "PatternLookup", "PatternObserved", "PatternSpec",
     "PatternStep", "PointToPointObserved", "PointToPointSpec", "ProcessGroupObserved", "ProcessGroupSpec", "Scalar",

@@ -78,6 +78,8 @@ class BaseObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     LAST: ClassVar[tuple[str, ...]] = ("other",)
     """Fields that stand behind the others in lists of facts."""
+    NAMES: ClassVar[dict[str, str]] = {}
+    """How facts that one field holds by name are called: `iteration_{}`."""
 
     other: dict[str, Scalar] = {}
     """Facts of earlier formats that this one has no field for."""
@@ -113,9 +115,14 @@ class BaseObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return found
 
     def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
-        """What one field says; those that hold several facts name each."""
+        """What one field says; those that hold several facts name each, and parts of the case by their own names."""
         if isinstance(value, dict):
-            return dict(value)
+            pattern = self.NAMES.get(field, "{}")
+            return {pattern.format(name): one for name, one in value.items()}
+        if isinstance(value, list):
+            return {name: one for part in value for name, one in name_fields(part.name, part).items()}
+        if isinstance(value, msgspec.Struct):
+            return name_fields(field, value)
         assert isinstance(value, bool | int | float | str)
         return {field: value}
 
@@ -127,6 +134,12 @@ class BaseObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __or__(self: ObservedT, more: "BaseObserved | None") -> ObservedT:
         """With what `more` observed; it goes first where both did."""
         return self if more is None else msgspec.structs.replace(self, **list_unusual(more))
+
+
+def name_fields(prefix: str, record: msgspec.Struct) -> dict[str, Scalar]:
+    """Fields that have a value, as `prefix_field`; not its name."""
+    values = msgspec.structs.asdict(record)
+    return {f"{prefix}_{name}": value for name, value in values.items() if value is not None and name != "name"}
 
 
 @cache

@@ -9,7 +9,6 @@ from stepscope.records.kinds.base import BaseObserved, BaseSpec, Number, Paramet
 COMMUNICATION_OWNER = "communication"
 POINT_TO_POINT = "send_recv"
 Mode = Literal["blocking", "nonblocking", "graph"]
-MODES: tuple[Mode, ...] = ("blocking", "nonblocking", "graph")
 WORLD = "world"
 COMPUTE, COMM, TOGETHER = "compute", "comm", "together"
 """Names of an overlap's times in the samples: what computes, the first collective, and all at once."""
@@ -146,6 +145,8 @@ class MessageObserved(ExchangeObserved, frozen=True, kw_only=True):
 
 
 class CollectiveObserved(MessageObserved, frozen=True, kw_only=True, tag="collective"):
+    NAMES: ClassVar[dict[str, str]] = {"iteration": "iteration_{}"}
+
     groups: int | None = None
     """That acted at once."""
     wire_bytes: int | None = None
@@ -162,10 +163,6 @@ class CollectiveObserved(MessageObserved, frozen=True, kw_only=True, tag="collec
     """The time that the tool of imported results itself printed."""
     iteration: dict[str, float] = {}
     """Statistics over single iterations in imported results (`min_s`, `p99_s`)."""
-
-    def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
-        named = super().name_facts(field, value)
-        return {f"iteration_{name}": one for name, one in named.items()} if field == "iteration" else named
 
 
 class PointToPointObserved(CollectiveObserved, frozen=True, kw_only=True, tag="point_to_point"):
@@ -199,15 +196,6 @@ class OverlapObserved(ExchangeObserved, frozen=True, kw_only=True, tag="overlap"
     """Kernels launched in a row."""
     compute_flops: int | float | None = None
     compute_bytes: int | float | None = None
-
-    def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
-        if field != "sides":
-            return super().name_facts(field, value)
-        return {
-            f"{side.name}_{name}": getattr(side, name)
-            for side in self.sides
-            for name in ("collective", "size_bytes", "bus_bytes")
-        }
 
 
 class PatternStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,18 +231,13 @@ class PatternObserved(ExchangeObserved, frozen=True, kw_only=True, tag="pattern"
         if field == "sequence":
             steps = (f"{one.name}:{one.operation}:{one.size_bytes}:{one.bus_bytes}" for one in self.sequence)
             return {"sequence": " ".join(steps)} if self.steps is not None else {}
-        if field == "lookups":
-            return {f"{one.name}_{name}": getattr(one, name) for one in self.lookups
-                    for name in ("tables", "rows", "moved_bytes")}  # fmt: skip
         return super().name_facts("bytes" if field == "busiest_rank_bytes" else field, value)
 
 
 class ProcessGroupObserved(ExchangeObserved, frozen=True, kw_only=True, tag="process_group"):
+    NAMES: ClassVar[dict[str, str]] = {"cold": "cold_{}_s"}
+
     members: int | None = None
     """Ranks of the group."""
     cold: dict[str, float] = {}
     """Seconds of each phase when the processes did it for the first time, on the rank where it took longest."""
-
-    def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
-        named = super().name_facts(field, value)
-        return {f"cold_{name}_s": one for name, one in named.items()} if field == "cold" else named

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from stepscope.records.kinds.base import BaseObserved, BaseSpec, Parameter, Scalar
+from stepscope.records.kinds.base import BaseObserved, BaseSpec, Parameter
 
 CALL = "call"
 """The operator that stands for any operator of torch."""
@@ -161,6 +161,7 @@ class WorkloadObserved(ModelObserved, frozen=True, kw_only=True, tag="workload")
         "peak_memory_bytes", "tokens_per_s", "energy_j_per_example", "serving", "trace", "traced_ranks", "model_flops",
         "peak_flops", "peak_source", "check", "check_examples", "check_errors", "check_s", "other",
     )  # fmt: skip
+    NAMES: ClassVar[dict[str, str]] = {"check_errors": "check_{}"}
 
     setup_s: float | None = None
     round_steps: int | None = None
@@ -187,13 +188,6 @@ class WorkloadObserved(ModelObserved, frozen=True, kw_only=True, tag="workload")
     check_errors: dict[str, float] = {}
     """By what was compared and its precision (`gradients_fp32`)."""
     check_s: float | None = None
-
-    def name_facts(self, field: str, value: object) -> dict[str, Scalar]:
-        if isinstance(value, Serving):
-            facts = {name: getattr(value, name) for name in value.__struct_fields__}
-            return {f"serving_{name}": one for name, one in facts.items() if one is not None}
-        named = super().name_facts(field, value)
-        return {f"check_{name}": one for name, one in named.items()} if field == "check_errors" else named
 
 
 class UserModelObserved(ModelObserved, frozen=True, kw_only=True, tag="user_model"):
