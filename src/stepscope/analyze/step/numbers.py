@@ -83,6 +83,11 @@ def share_of(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+def sum_by(key: Any, values: Any, keys: int) -> Whole:
+    """By key (0 … keys − 1) the sum of its nanoseconds or bytes: exact up to 2⁵³, a hundred days."""
+    return np.bincount(key, weights=values, minlength=keys).astype(np.int64)
+
+
 def run_sums(key: Any, values: Any, keys: int) -> Floats:
     """By key (0 … keys − 1) the sum of its values."""
     # bincount forgets about weights where there are no rows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,9 +45,9 @@ class HostStack(NamedTuple):
     start: Integers
 
 
-def stack_up(rows: Integers, trace: TraceView, event_index: Integers) -> dict[int, HostStack]:
+def stack_up(rows: Integers, trace: TraceView) -> dict[int, HostStack]:
     """Thread → its events among these rows; rows without a thread are in none."""
-    rows = _nested_order(rows[trace.thread[rows] >= 0], trace, event_index)
+    rows = nested_order(rows[trace.thread[rows] >= 0], trace)
     thread = trace.thread[rows]
     borders = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(rows)]
     stacks = {}
@@ -58,7 +58,7 @@ def stack_up(rows: Integers, trace: TraceView, event_index: Integers) -> dict[in
     return stacks
 
 
-def _nested_order(rows: Integers, trace: TraceView, event_index: Any) -> Integers:
+def nested_order(rows: Integers, trace: TraceView) -> Integers:
     """By thread, then start, then longest first, then creation: what encloses comes before what is inside.
 
     Files are nearly in order of time, which a stable sort turns into speed; only rows that share their start need more.
@@ -70,7 +70,7 @@ def _nested_order(rows: Integers, trace: TraceView, event_index: Any) -> Integer
     if same.any():
         tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
         some = rows[tied]
-        rows[tied] = some[np.lexsort((event_index[some], -trace.end[some], start[tied]))]
+        rows[tied] = some[np.lexsort((trace.column("event_index")[some], -trace.end[some], start[tied]))]
     thread = trace.thread[rows]
     if len(thread) and thread.max() < 1 << 16:
         thread = thread.astype(np.uint16)  # numpy sorts short integers by radix

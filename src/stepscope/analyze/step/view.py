@@ -314,7 +314,7 @@ class TraceView:
     @cached_property
     def stacks(self) -> dict[int, HostStack]:
         """Thread → its host events."""
-        return stack_up(self.rows(*HOST_KINDS), self, self.column("event_index"))
+        return stack_up(self.rows(*HOST_KINDS), self)
 
     def innermost(self, thread: int, times: Integers) -> Integers:
         """Row of the innermost event open on the thread at each time; −1 where none is."""
