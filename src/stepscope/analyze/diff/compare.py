@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,6 @@ from stepscope.analyze.diff.exposure import (
     NO_OPERATOR,
     Identity,
     Names,
-    OperatorNames,
     Side,
     Table,
     are_clear,
@@ -66,8 +65,10 @@ def diff_traces(
     pair = pair_renamed(sides.a, sides.b, (names_a.identities, names_b.identities), (which_a, which_b))
     groups = match_names(names_a.identities, names_b.identities, pair)
     contributions = _contributions(sides, groups, (names_a, names_b))
-    kernels = _kernel_changes(sides, groups, (names_a, names_b)) if sides.have_devices else []
-    operators = _operator_changes(sides, count_operators(sides.a), count_operators(sides.b))
+    kernels = _changes(sides, groups, (names_a, names_b), DEVICE_VARIATION) if sides.have_devices else []
+    each = count_operators(sides.a), count_operators(sides.b)
+    groups = match_names(each[0].identities, each[1].identities, lambda only_a, only_b: [])
+    operators = _changes(sides, groups, each, HOST_VARIATION)
     change_ns = sum(contribution.change_ns for contribution in contributions)
     step_a, step_b = sides.step_s
     noise = noise_of_step(*sides.durations, (step_a + step_b) / 2)
@@ -248,90 +249,65 @@ def _contribution(
     )
 
 
-class _Compared(NamedTuple):
-    """Calls and durations of groups in both traces."""
-
-    calls: tuple[Table, Table]
-    total: tuple[Table, Table]
-    exposed: tuple[Table, Table]
-
-
-def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
-    def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
-        return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])
-
-    compared = _Compared(both(lambda n: n.calls), both(lambda n: n.total_ns), both(lambda n: n.exposed_ns))
+def _changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names], variation: float) -> list[NameChange]:
+    """Of kernels, or of operators, the largest first."""
+    columns = [group.a for group in groups], [group.b for group in groups]
+    tables = [
+        (_gather(getattr(names[0], table), columns[0]), _gather(getattr(names[1], table), columns[1]))
+        for table in ("calls", "total_ns", "exposed_ns")
+    ]
+    in_device = [
+        [0.0] * len(groups) if table is None else _gather(table, mine)[middle].mean(axis=0).tolist()
+        for table, mine, middle in zip((one.device_ns for one in names), columns, sides.middle, strict=True)
+    ]
     found = []
-    for group, values in zip(groups, _judge(sides, groups, compared, DEVICE_VARIATION), strict=True):
-        operator = next((names[1].operators[place] for place in group.b), None)
-        found.append(
-            NameChange(
-                name=group.identity.name,
-                short_name=short_name(group.identity.name),
-                status=group.status,
-                category=group.identity.category,
-                operator=operator or next((names[0].operators[place] for place in group.a), None),
-                names_a=[names[0].identities[place].name for place in group.a],
-                names_b=[names[1].identities[place].name for place in group.b],
-                **values,
-            )
-        )
-    return _largest_first(found)
-
-
-def _operator_changes(sides: _Pair, a: OperatorNames, b: OperatorNames) -> list[NameChange]:
-    groups = match_names(a.identities, b.identities, lambda only_a, only_b: [])
-
-    def both(read: Callable[[OperatorNames], Table]) -> tuple[Table, Table]:
-        return _gather(read(a), [g.a for g in groups]), _gather(read(b), [g.b for g in groups])
-
-    compared = _Compared(both(lambda n: n.calls), both(lambda n: n.self_ns), both(lambda n: n.exposed_ns))
-    device_a, device_b = (means.tolist() for means in sides.means(*both(lambda n: n.device_ns)))
-    found = []
-    for place, values in enumerate(_judge(sides, groups, compared, HOST_VARIATION)):
-        group = groups[place]
-        name = group.identity.name
-        if name == NO_OPERATOR and not (device_a[place] or device_b[place]):
+    for place, values in enumerate(_judge(sides, groups, *tables, variation=variation)):
+        (_, category, name), ours, theirs = groups[place].identity, groups[place].a, groups[place].b
+        device = [times[place] for times in in_device]
+        if name == NO_OPERATOR and not any(device):
             continue
+        launched_by = [names[1].operators[one] for one in theirs[:1]] + [names[0].operators[one] for one in ours[:1]]
+        has_times = sides.have_devices and not category
         found.append(
             NameChange(
                 name=name,
-                short_name=name,
-                status=group.status,
-                category=None,
-                operator=None,
-                names_a=[name] if group.a else [],
-                names_b=[name] if group.b else [],
-                device_a_s=seconds(device_a[place]) if sides.have_devices else None,
-                device_b_s=seconds(device_b[place]) if sides.have_devices else None,
+                short_name=short_name(name) if category else name,
+                status=groups[place].status,
+                category=category or None,
+                operator=next(filter(None, launched_by), None),
+                names_a=[names[0].identities[one].name for one in ours],
+                names_b=[names[1].identities[one].name for one in theirs],
+                device_a_s=seconds(device[0]) if has_times else None,
+                device_b_s=seconds(device[1]) if has_times else None,
                 **values,
             )
         )
-    return _largest_first(found)
+    return sorted(found, key=lambda one: (-abs(one.change_s), -abs(one.exposed_change_ns), one.name))
 
 
-def _largest_first(changes: list[NameChange]) -> list[NameChange]:
-    return sorted(changes, key=lambda one: (-abs(one.change_s), -abs(one.exposed_change_ns), one.name))
-
-
-def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation: float) -> list[dict[str, Any]]:
-    """The fields that kernels and operators have in common."""
-    calls_a, calls_b = sides.means(*compared.calls)
-    total_a, total_b = sides.means(*compared.total)
+def _judge(
+    sides: _Pair,
+    groups: Sequence[Group],
+    calls: tuple[Table, Table],
+    total: tuple[Table, Table],
+    exposed: tuple[Table, Table],
+    *,
+    variation: float,
+) -> list[dict[str, Any]]:
+    """How calls and durations of each group changed: fields of NameChange."""
+    calls_a, calls_b = sides.means(*calls)
+    total_a, total_b = sides.means(*total)
     with np.errstate(divide="ignore", invalid="ignore"):
-        per_call = [
-            total / np.where(calls > 0, calls, np.nan)
-            for total, calls in zip(compared.total, compared.calls, strict=True)
-        ]
+        per_call = [spent / np.where(count > 0, count, np.nan) for spent, count in zip(total, calls, strict=True)]
         mean_a, mean_b = total_a / calls_a, total_b / calls_b
     has_both = (calls_a > 0) & (calls_b > 0)
     slower = np.where(has_both, mean_b - mean_a, 0.0)
     level = np.where(has_both, np.fmax(mean_a, mean_b), 0.0)
     clear_duration = are_clear(p_values(*per_call, level=level, variation=variation), slower, level)
-    clear_calls = _clear_calls(*compared.calls, calls_a, calls_b)
+    clear_calls = _clear_calls(*calls, calls_a, calls_b)
     from_calls = (calls_b - calls_a) * np.where(calls_a > 0, mean_a, np.where(calls_b > 0, mean_b, 0.0))
     from_duration = np.where(has_both, calls_b * slower, 0.0)
-    exposed = sides.changes_ns(*compared.exposed)
+    exposed_ns = sides.changes_ns(*exposed)
     return [
         {
             "verdict": _name_verdict(
@@ -349,7 +325,7 @@ def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation
             "change_s": seconds(float(total_b[place] - total_a[place])),
             "from_calls_s": seconds(float(from_calls[place])),
             "from_duration_s": seconds(float(from_duration[place])),
-            "exposed_change_ns": exposed[place],
+            "exposed_change_ns": exposed_ns[place],
         }
         for place, group in enumerate(groups)
     ]

@@ -47,17 +47,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Whole nanoseconds; the parts of a contribution add up to it exactly."""
 
 
-class Contribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of time adds to the change of the step. All together are the change, exactly."""
+class Contribution(Part, frozen=True, kw_only=True):
+    """What one kind of time adds to the change of the step. All together are the change, exactly. Its name is the
+    category of the kernels, or the share itself for idle time."""
 
     share: str
     """compute, exposed_comm, exposed_copy, host_idle, sync_idle or other_idle, as in a breakdown."""
-    name: str
-    """Category of the kernels, or the share itself for idle time."""
-    a_s: float
-    b_s: float
-    change_s: float
-    change_ns: int
     share_of_change: float | None
     """Above 1 or below 0 where others work against it; None where the step did not change."""
     clear: bool
@@ -68,12 +63,28 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """Largest change first."""
 
 
-class NameChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel or an operator in both traces, or in one of them."""
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One name in both traces, or in one of them."""
 
     name: str
     short_name: str
     status: Status
+    a_s: float
+    b_s: float
+    """Sum of durations: of a step, or of a whole table; of operators on the host, without the operators they call."""
+    mean_a_s: float | None
+    mean_b_s: float | None
+    """Mean duration of one call; None where there is none."""
+    change_s: float
+    from_calls_s: float
+    """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
+    from_duration_s: float
+    """Part of the change because a call takes longer or shorter."""
+
+
+class NameChange(Change, frozen=True, kw_only=True):
+    """A kernel or an operator."""
+
     verdict: NameVerdict
     category: str | None
     """Only kernels have one."""
@@ -85,17 +96,6 @@ class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     calls_a: float
     calls_b: float
     """A step."""
-    a_s: float
-    b_s: float
-    """Sum of durations a step; of operators on the host, without the operators they call."""
-    mean_a_s: float | None
-    mean_b_s: float | None
-    """Mean duration of one call; None where there is none."""
-    change_s: float
-    from_calls_s: float
-    """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
-    from_duration_s: float
-    """Part of the change because a call takes longer or shorter."""
     exposed_change_ns: int
     """Part of the change of the step: the time in which nothing more important ran on the device."""
     device_a_s: float | None = None

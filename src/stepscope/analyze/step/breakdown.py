@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
-from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time, join
+from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
 from stepscope.analyze.step.intervals import (
     Intervals,
@@ -16,6 +16,7 @@ from stepscope.analyze.step.intervals import (
     common_length,
     complement,
     intersect,
+    join,
     length,
     no_intervals,
     subtract,
@@ -282,13 +283,8 @@ def _communication(
     """The overlap of each process group, and the sum of all durations."""
     part = work.part(window)
     mine = np.flatnonzero(work.share[part] == COMMUNICATION) + part.start
-    sum_ns = _clipped_sum(work.start[mine], work.end[mine], window)
+    sum_ns = length(clip(Intervals(work.start[mine], work.end[mine]), *window))
     return _group_overlaps(trace, work.rows[mine], window, compute), sum_ns
-
-
-def _clipped_sum(start: Integers, end: Integers, window: Window) -> int:
-    inside = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
-    return int(np.maximum(inside, 0).sum())
 
 
 def _assemble(
@@ -415,5 +411,5 @@ def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
         counts=(0, 0),
         other_steps_ns=0,
         groups=[],
-        sum_ns=_clipped_sum(trace.start[rows], trace.end[rows], window),
+        sum_ns=length(clip(Intervals(trace.start[rows], trace.end[rows]), *window)),
     )

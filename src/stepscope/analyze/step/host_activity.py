@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.step.device_work import Window
-from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
+from stepscope.analyze.step.intervals import Intervals, clip, join, length, measure_within, subtract
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats.classify import classify_lone_communication
@@ -198,10 +198,3 @@ def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], o
 def _inside(trace: TraceView, rows: Integers, window: Window) -> Integers:
     kept: Integers = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
     return kept
-
-
-def join(sets: tuple[Intervals, ...] | list[Intervals]) -> Intervals:
-    """The union of several sets."""
-    if not sets:
-        return no_intervals()
-    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
-from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
+from stepscope.analyze.step.intervals import Intervals, join, no_intervals, subtract, touches
 from stepscope.analyze.step.numbers import Mask, distinct, unique
 from stepscope.analyze.step.row_orders import NEVER
 from stepscope.analyze.step.view import TraceView
@@ -196,8 +196,7 @@ class HostWaits:
         if not is_own.all():
             top = self._top_meanwhile
             others = subtract(self._blocked, trace.spans(top[trace.thread[top] == thread]))
-        parts = (own, others, self._unplaced)
-        return union(np.concatenate([one.start for one in parts]), np.concatenate([one.end for one in parts]))
+        return join((own, others, self._unplaced))
 
     def with_peers(self, thread: int) -> Intervals:
         """When the thread was inside a collective that runs on the host, and not inside a blocking call."""

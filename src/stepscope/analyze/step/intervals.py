@@ -5,6 +5,7 @@ Everything is exact: lengths are integers, and no interval is lost to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,13 @@ def complement(intervals: Intervals, low: int, high: int) -> Intervals:
     return Intervals(start[kept], end[kept])
 
 
+def join(sets: Sequence[Intervals]) -> Intervals:
+    """The union of several sets."""
+    if not sets:
+        return no_intervals()
+    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))
+
+
 def intersect(one: Intervals, other: Intervals) -> Intervals:
     """What is in both; cheap where one of them has few intervals."""
     few, many = (one, other) if len(one.start) < len(other.start) else (other, one)
@@ -162,27 +170,16 @@ def sweep(start: Integers, end: Integers) -> StepFunction:
 
 def count_open(start: Integers, end: Integers, low: int, high: int, *, share: float) -> OpenCounts:
     """How many of these intervals are open during [low, high); `share` says for which quantile over time."""
-    # Cut to the window, which makes those outside empty. The last bit of a change says whether an interval opens, so of
-    # changes at one time those that close come first, and no number in between is larger than both around it.
+    times, value = sweep(*(np.clip(one, low, max(low, high)) for one in (start, end)))  # those outside become empty
     whole = high - low
-    changes = np.concatenate((start, end)).astype(np.int64, copy=False)
-    changes -= low
-    np.maximum(changes, 0, out=changes)
-    np.minimum(changes, max(whole, 0), out=changes)
-    total = int(changes[len(start) :].sum()) - int(changes[: len(start)].sum())
-    if whole <= 0 or not len(changes):
+    if whole <= 0 or not len(times):
         return OpenCounts(0.0, 0, 0)
-    changes <<= 1
-    changes[: len(start)] |= 1
-    changes.sort(kind="stable")  # mostly in order: runs are only merged
-    value = np.cumsum(((changes & 1) << 1) - 1)
-    np.maximum(value, 0, out=value)
-    changes >>= 1
-    spent = np.bincount(value[:-1], weights=np.diff(changes))
-    spent[0] += whole - int(changes[-1] - changes[0])
+    spent = np.bincount(value[:-1], weights=np.diff(times), minlength=1)
+    spent[0] += whole - int(times[-1] - times[0])
     values = np.flatnonzero(spent)
     reached = min(int(np.searchsorted(np.cumsum(spent[values]), share * whole)), len(values) - 1)
-    return OpenCounts(total / whole, int(values[reached]), int(value.max()))
+    mean = float((spent * np.arange(len(spent))).sum()) / whole
+    return OpenCounts(mean, int(values[reached]), int(value.max()))
 
 
 def value_at(function: StepFunction, points: Integers) -> Whole:
