@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import msgspec
@@ -376,15 +377,21 @@ def ordinals(*keys: Any) -> Whole:
     """For each row: how many rows with the same keys stand before it."""
     count = len(keys[0])
     order = np.lexsort((np.arange(count), *keys[::-1]))
-    new = np.zeros(count, bool)
-    for key in keys:
-        moved = key[order]
-        new[1:] |= moved[1:] != moved[:-1]
-    new[:1] = True
+    new = find_changes(order, *keys)
     first = np.maximum.accumulate(np.where(new, np.arange(count), 0))
     result = np.empty(count, np.int64)
     result[order] = np.arange(count) - first
     return result
+
+
+def find_changes(order: Whole, *keys: Any) -> Mask:
+    """For each row in this order whether it is the first, or one of its keys is not that of the row before."""
+    new = np.zeros(len(order), bool)
+    new[:1] = True
+    for key in keys:
+        moved = key[order]
+        new[1:] |= moved[1:] != moved[:-1]
+    return new
 
 
 @lru_cache(4096)
@@ -403,14 +410,11 @@ def uneven_bus_elements(put_in: int, got: int, in_splits: str, out_splits: str, 
     all alike, or not written out in full.
     """
     sent, received = _parse_splits(in_splits), _parse_splits(out_splits)
-    if sent is None and received is None:
-        return None
     kept_in, kept_out = _kept(put_in, sent, place), _kept(got, received, place)
-    if kept_in is None and kept_out is None:
-        return None
     # The piece a member keeps is the same on both sides, so one known side gives the other.
     kept = kept_in if kept_in is not None else kept_out
-    assert kept is not None
+    if kept is None:
+        return None
     return max(put_in - kept, got - (kept_out if kept_out is not None else kept), 0)
 
 
@@ -434,22 +438,9 @@ def count_elements(shapes: str, types: str) -> tuple[int, str] | None:
     try:
         sizes = msgspec.json.decode(shapes, type=list[object])
         names = msgspec.json.decode(types, type=list[str])
+        tensors = [(size, name) for size, name in zip(sizes, names, strict=False) if dtype_bytes(name)]
+        counts = [prod(msgspec.convert(size, list[int])) for size, _ in tensors]
     except msgspec.DecodeError:
         return None
-    tensors = [(size, name) for size, name in zip(sizes, names, strict=False) if dtype_bytes(name)]
     kinds = {name for _, name in tensors}
-    counts = [_product(size) for size, _ in tensors]
-    if len(kinds) != 1 or any(count is None for count in counts):
-        return None
-    return sum(count for count in counts if count is not None), kinds.pop()
-
-
-def _product(size: object) -> int | None:
-    if not isinstance(size, list):
-        return None
-    elements = 1
-    for length in size:
-        if not isinstance(length, int):
-            return None
-        elements *= length
-    return elements
+    return (sum(counts), kinds.pop()) if len(kinds) == 1 else None

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
+from stepscope.analyze.ranks.collectives import BY_KERNEL, find_changes, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
 from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
@@ -174,14 +174,14 @@ def match(digests: Sequence[RankDigest]) -> Matching:
     by_row = np.argsort(unmatched, kind="stable")
     worlds = [item.world_size for item in ordered if item.world_size is not None]
     return _describe(
+        rows,
+        member,
+        first,
+        groups,
+        world_size=max(worlds, default=None),
         ranks=ranks,
-        world_size=max(worlds) if worlds else None,
-        groups=groups,
         dtypes=dtypes,
-        rows=rows,
         rank=rank,
-        member=member,
-        first=first,
         method=method,
         unmatched=unmatched[by_row],
         reason=reason[by_row],
@@ -314,15 +314,10 @@ class _Best:
         coarse, fine = self._key(method, rows)
         channel = self.channel[rows]
         order = np.lexsort((self.rank[rows], fine, coarse, channel))
-        new = np.zeros(len(rows), bool)
-        new[0] = True
-        for key in (channel, coarse, fine):
-            moved = key[order]
-            new[1:] |= moved[1:] != moved[:-1]
-        member, first = rows[order], np.flatnonzero(new)
+        member, first = rows[order], np.flatnonzero(find_changes(order, channel, coarse, fine))
         block = np.cumsum(np.r_[0, (np.diff(channel[order][first]) != 0) | (np.diff(coarse[order][first]) != 0)])
         reason = self._judge(member, first, block)
-        count = np.diff(np.r_[first, len(member)])
+        count = _run_lengths(first, member)
         fitting = np.bincount(self.channel[member[first]], weights=count * (reason < 0), minlength=self.channels)
         touched = np.bincount(channel, minlength=self.channels) > 0
         better = touched & (fitting > self.matched)
@@ -334,7 +329,7 @@ class _Best:
 
         Runs of one block were told apart by their order: one that lacks a rank makes the others doubtful too.
         """
-        count = np.diff(np.r_[first, len(member)])
+        count = _run_lengths(first, member)
         expected = self.expected[self.channel[member[first]]]
         low, high = np.minimum.reduceat(self.low[member], first), np.maximum.reduceat(self.high[member], first)
         message = (low == coll.SEND) & (high == coll.RECV)
@@ -346,23 +341,21 @@ class _Best:
 
     def result(self) -> tuple[Whole, Whole, Whole, Whole, Whole]:
         """Members and first member of each collective, its method; unmatched rows and their reasons."""
-        runs: list[tuple[Whole, Whole, int]] = []
         empty = np.empty(0, np.int64)
         alone = self.usable[self.expected[self.channel[self.usable]] < 2]
-        unmatched, reasons = [alone], [np.full(len(alone), ALONE, np.int64)]
+        runs = [(empty, empty, empty)]
+        left = [(alone, np.full(len(alone), ALONE, np.int64))]
         for method, member, first, reason in self.tried:
             chosen = self.method[self.channel[member[first]]] == method
-            count = np.diff(np.r_[first, len(member)])
+            count = _run_lengths(first, member)
             good = chosen & (reason < 0)
-            runs.append((member[np.repeat(good, count)], count[good], method))
+            runs.append((member[np.repeat(good, count)], count[good], np.full(int(good.sum()), method)))
             bad = np.repeat(chosen & (reason >= 0), count)
-            unmatched.append(member[bad])
-            reasons.append(np.repeat(reason, count)[bad])
-        members = np.concatenate([empty, *(run[0] for run in runs)])
-        counts = np.concatenate([empty, *(run[1] for run in runs)])
-        methods = np.concatenate([empty, *(np.full(len(run[1]), run[2]) for run in runs)])
+            left.append((member[bad], np.repeat(reason, count)[bad]))
+        members, counts, methods = (np.concatenate(column) for column in zip(*runs, strict=True))
+        unmatched, reasons = (np.concatenate(column) for column in zip(*left, strict=True))
         member, first, order = self._in_order(members, counts)
-        return member, first, methods[order], np.concatenate(unmatched), np.concatenate(reasons)
+        return member, first, methods[order], unmatched, reasons
 
     def _in_order(self, members: Whole, counts: Whole) -> tuple[Whole, Whole, Whole]:
         """Collectives by their start on the lowest rank that has them."""
@@ -376,21 +369,10 @@ class _Best:
 
 
 def _describe(
-    *,
-    ranks: Whole,
-    world_size: int | None,
-    groups: list[ProcessGroup],
-    dtypes: list[str],
-    rows: Any,
-    rank: Whole,
-    member: Whole,
-    first: Whole,
-    method: Whole,
-    unmatched: Whole,
-    reason: Whole,
+    rows: Any, member: Whole, first: Whole, groups: list[ProcessGroup], *, world_size: int | None, **known: Any
 ) -> Matching:
     """Adds what all members of a collective have in common."""
-    count = np.diff(np.r_[first, len(member)]) if len(first) else np.empty(0, np.int64)
+    count = _run_lengths(first, member)
     group = rows["group"][member[first]].astype(np.int64)
     # The most that any member says: `send_recv` by a kernel's name gives way to a recorded name.
     named = rows["named_by"][member].astype(np.int64) * 256 + rows["collective"][member]
@@ -402,12 +384,10 @@ def _describe(
     members = np.where(assumed, count, members)
     size, bus = _common_sizes(rows, member, first, collective, members)
     return Matching(
-        ranks=ranks,
+        **known,
         world_size=world_size,
         groups=groups,
-        dtypes=dtypes,
         rows=rows,
-        rank=rank,
         member=member,
         first=first,
         count=count,
@@ -419,10 +399,12 @@ def _describe(
         dtype=_reduce(np.maximum, rows["dtype"][member], first),
         members=members,
         assumed=assumed,
-        method=method,
-        unmatched=unmatched,
-        reason=reason,
     )
+
+
+def _run_lengths(first: Whole, member: Whole) -> Whole:
+    """How many members stand from each first one to the next."""
+    return np.diff(first, append=len(member))
 
 
 def _reduce(how: Any, values: Any, first: Whole) -> Whole:

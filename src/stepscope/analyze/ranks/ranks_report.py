@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
@@ -162,9 +163,9 @@ def explain_ranks(
         steps=steps,
         over_steps=_over_steps(steps),
         waiting_map=map_waiting(whole, over_all, step if map_step is None else map_step),
-        left_out=_sum_counts(item.left_out for item in digests),
+        left_out=dict(sorted(sum((Counter(item.left_out) for item in digests), Counter()).items())),
         notes=[
-            *_notes_on_matching(matching),
+            *_notes_on_matching(matching, summary),
             *_notes_on_silent_ranks(summary),
             *_notes_on_clocks(found, used, because, asked=clocks != "auto"),
             *_notes_on_agreement(by_starts, by_durations, used),
@@ -179,14 +180,6 @@ def _check_step(step: int | None, digests: Sequence[RankDigest]) -> None:
         known = sorted({entry.number for item in digests for entry in item.steps})
         hint = f"steps: {list_numbers(known)}" if known else "the traces have no steps"
         raise UsageError(f"no rank has a step {step}", hint=hint)
-
-
-def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for entry in counts:
-        for name, count in entry.items():
-            total[name] = total.get(name, 0) + count
-    return dict(sorted(total.items()))
 
 
 def _rank_waiting(
@@ -295,17 +288,13 @@ def _latest_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: i
 
 def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, float]]:
     """By step: medians over the ranks of its length and of its communication, in seconds."""
-    lengths: dict[int, list[int]] = {}
-    communicated: dict[int, list[int]] = {}
+    times: dict[int, list[tuple[int, int]]] = {}
     for item in digests:
         step_times = step_times_ns(item)
         for entry in item.steps:
-            lengths.setdefault(entry.number, []).append(step_times[entry.number])
-            communicated.setdefault(entry.number, []).append(entry.communication_ns)
-    return {
-        number: (float(np.median(lengths[number])) / 1e9, float(np.median(communicated[number])) / 1e9)
-        for number in lengths
-    }
+            times.setdefault(entry.number, []).append((step_times[entry.number], entry.communication_ns))
+    medians = {number: np.median(listed, axis=0) / 1e9 for number, listed in times.items()}
+    return {number: (float(length), float(communicated)) for number, (length, communicated) in medians.items()}
 
 
 def _over_steps(steps: Sequence[StepRanks]) -> OverSteps:
@@ -317,62 +306,31 @@ def _over_steps(steps: Sequence[StepRanks]) -> OverSteps:
         values = [value for value in (getattr(entry, name) for entry in counted) if value is not None]
         return float(np.median(values)) if values else None
 
-    return OverSteps(
-        steps=[entry.step for entry in counted if entry.step is not None],
-        profiled_step_s=middle("profiled_step_s"),
-        communication_s=middle("communication_s"),
-        wait_s=middle("wait_s"),
-        skew_s=middle("skew_s"),
-        skew_share=middle("skew_share"),
-        imbalance=middle("imbalance"),
-        end_spread_s=middle("end_spread_s"),
-    )
+    medians = {name: middle(name) for name in OverSteps.__struct_fields__ if name != "steps"}
+    return OverSteps(steps=[entry.step for entry in counted if entry.step is not None], **medians)
 
 
-def _notes_on_matching(matching: Matching) -> Iterator[str]:
+def _notes_on_matching(matching: Matching, summary: MatchingSummary) -> Iterator[str]:
     """What a reader must know before believing a number."""
-    for note in (_note_on_ranks, _note_on_groups, _note_on_unmatched, _note_on_names):
-        text = note(matching)
-        if text is not None:
-            yield text
-
-
-def _note_on_ranks(matching: Matching) -> str | None:
-    given, world = len(matching.ranks), matching.world_size
-    if not len(matching.member) and not len(matching.unmatched):
-        return "no collective was found"
-    if given == 1:
-        of = f" of {world}" if world else ""
-        return f"one rank{of}: waiting cannot be told from moving data, and rates are lower bounds"
-    if world is not None and given < world:
-        return f"{given} of {world} ranks: a rank that is not here may have come later, so waiting is a lower bound"
-    return None
-
-
-def _note_on_groups(matching: Matching) -> str | None:
-    stand_in = np.array([group.stand_in is not None for group in matching.groups], bool)
-    count = int(stand_in[matching.group].sum()) if len(matching) else 0
-    if not count:
-        return None
-    return (
-        f"{count:,} collectives were matched by order alone: the traces name no process groups, and all ranks with the "
-        "call were taken for its members"
-    )
-
-
-def _note_on_unmatched(matching: Matching) -> str | None:
-    unmatched, calls = len(matching.unmatched), len(matching.unmatched) + len(matching.member)
-    if not unmatched or len(matching.ranks) == 1:
-        return None
-    return f"{unmatched:,} of {calls:,} calls were not matched ({format_share(unmatched / calls)}); see the reasons"
-
-
-def _note_on_names(matching: Matching) -> str | None:
+    given, world, of = len(matching.ranks), matching.world_size, f" of {matching.world_size}"
+    if not summary.calls:
+        yield "no collective was found"
+    elif given == 1:
+        yield f"one rank{of if world else ''}: waiting cannot be told from moving data, and rates are lower bounds"
+    elif world is not None and given < world:
+        yield f"{given}{of} ranks: a rank that is not here may have come later, so waiting is a lower bound"
+    if summary.without_group:
+        yield (
+            f"{summary.without_group:,} collectives were matched by order alone: the traces name no process groups, "
+            "and all ranks with the call were taken for its members"
+        )
+    unmatched = len(matching.unmatched)
+    if unmatched and given > 1:
+        share = format_share(unmatched / summary.calls)
+        yield f"{unmatched:,} of {summary.calls:,} calls were not matched ({share}); see the reasons"
     used = np.concatenate([matching.member, matching.unmatched])
-    vague = int((matching.rows["collective"][used] == coll.SEND_RECV).sum())
-    if not vague:
-        return None
-    return f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"
+    if vague := int((matching.rows["collective"][used] == coll.SEND_RECV).sum()):
+        yield f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"
 
 
 def _notes_on_silent_ranks(summary: MatchingSummary) -> Iterator[str]:
