@@ -352,11 +352,8 @@ def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) 
     variation = job.detail.variation
     if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
         verb = "takes" if len(variation.slow_steps) == 1 else "take"
-        why = (
-            ""
-            if variation.explained_by is None
-            else f", mostly by {share_words(job.detail.breakdown)[variation.explained_by]}"
-        )
+        explained_by = variation.explained_by
+        why = "" if explained_by is None else f", mostly by {share_words(job.detail.breakdown)[explained_by]}"
         yield Point(
             text=f"{len(variation.slow_steps)} of {variation.judged} steps {verb} over 5 % more than the median of "
             f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",

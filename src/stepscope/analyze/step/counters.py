@@ -12,6 +12,7 @@ from stepscope.analyze.section import Field, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.formats.nesting import look_up
 from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Integers, Timeline
 
 if TYPE_CHECKING:
@@ -83,25 +84,20 @@ def count_by_operator(timeline: Timeline, step: int | None) -> CounterReport:
         ranges = _Ranges(ranges.rows[inside], [one for one, kept in zip(ranges.values, inside, strict=True) if kept])
         launch = launch[inside]
     series = _find_series(trace, step)
-    matched = int((launch >= 0).sum())
+    matched, found = int((launch >= 0).sum()), len(ranges.rows)
+    note = None if found or series else NO_COUNTERS
+    if matched < found:
+        note = f"{found - matched} of {found} profiler ranges could not be matched with a launch"
     return CounterReport(
         step=step,
-        ranges=len(ranges.rows),
+        ranges=found,
         matched=matched,
         matched_by=ways,
         counters=sorted({name for one in ranges.values for name in one}),
         by_operator=_sum_up(trace, launch, ranges.values),
         series=series,
-        note=_note(len(ranges.rows), matched, series),
+        note=note,
     )
-
-
-def _note(ranges: int, matched: int, series: Sequence[CounterSeries]) -> str | None:
-    if not ranges:
-        return None if series else NO_COUNTERS
-    if matched < ranges:
-        return f"{ranges - matched} of {ranges} profiler ranges could not be matched with a launch"
-    return None
 
 
 def _find_ranges(trace: TraceView) -> _Ranges:
@@ -154,16 +150,8 @@ def _match(trace: TraceView, ranges: _Ranges) -> tuple[Integers, list[str]]:
 
 
 def _by_correlation(trace: TraceView, rows: Integers) -> Integers:
-    correlation = trace.column("correlation")
-    calls = trace.rows(RUNTIME)
-    calls = calls[correlation[calls] >= 0]
-    calls = calls[np.argsort(correlation[calls], kind="stable")]
-    found = np.full(len(rows), MISSING, np.int64)
-    if len(calls):
-        place = np.minimum(np.searchsorted(correlation[calls], correlation[rows]), len(calls) - 1)
-        matches = (correlation[rows] >= 0) & (correlation[calls[place]] == correlation[rows])
-        found[matches] = calls[place[matches]]
-    return found
+    correlation, calls = trace.column("correlation"), trace.rows(RUNTIME)
+    return look_up(correlation[rows], correlation[calls], calls)
 
 
 def _by_name(trace: TraceView, rows: Integers) -> Integers:
@@ -207,19 +195,17 @@ def _sum_up(trace: TraceView, launch: Integers, values: Sequence[Mapping[str, fl
             tops.setdefault(name, {})[trace.text(int(trace.name[top]))] = None
     found = []
     for name, places in groups.items():
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
+        values_of: dict[str, list[float]] = {}
         for place in places:
             for counter, value in values[place].items():
-                sums[counter] = sums.get(counter, 0.0) + value
-                counts[counter] = counts.get(counter, 0) + 1
+                values_of.setdefault(counter, []).append(value)
         found.append(
             OperatorCounters(
                 operator=name,
                 top_operators=list(tops.get(name, {})),
                 kernels=len(places),
-                sums=sums,
-                means={counter: value / counts[counter] for counter, value in sums.items()},
+                sums={counter: sum(each) for counter, each in values_of.items()},
+                means={counter: sum(each) / len(each) for counter, each in values_of.items()},
             )
         )
     return sorted(found, key=lambda one: -one.kernels)

@@ -42,7 +42,8 @@ class LaunchSurvey:
             alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
             latency = np.maximum(work.start[alone] - work.called[alone], 0)
             np.minimum.at(least, trace.name[work.launch[alone]], latency)
-        return _or_zero(least)
+        least[least == NEVER] = 0
+        return least
 
     @cached_property
     def threads(self) -> list[int]:
@@ -64,7 +65,7 @@ class LaunchSurvey:
             copies = work.rows[trace.kind[work.rows] == COPY]
             copies = copies[trace.parent[copies] >= 0]
             launch = trace.parent[copies]
-            pageable = trace.has_name(copies, _is_pageable)
+            pageable = trace.has_name(copies, lambda name: "Pageable" in name)
             waited = trace.end[launch] >= np.where(pageable, trace.start[copies], trace.end[copies])
             found.append(_launch_nothing_else(work, launch[waited]))
         return np.concatenate(found)
@@ -82,10 +83,6 @@ class LaunchSurvey:
         return held
 
 
-def _is_pageable(name: str) -> bool:
-    return "Pageable" in name
-
-
 def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
     """Those of the calls that launched one row of the work."""
     if not len(calls):
@@ -93,11 +90,6 @@ def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
     launches = np.sort(work.launch, kind="stable")
     alone: Integers = calls[launches.searchsorted(calls, side="left") + 1 == launches.searchsorted(calls, side="right")]
     return alone
-
-
-def _or_zero(least: Integers) -> Integers:
-    least[least == NEVER] = 0
-    return least
 
 
 STREAM_WAIT = "Stream Wait Event"
@@ -151,15 +143,45 @@ class HostWaits:
 
     @cached_property
     def _unplaced(self) -> Intervals:
-        return self._trace.spans(_unplaced_syncs(self._trace))
+        """Waits of the host that the profiler recorded itself, where the call that waited is not in the trace."""
+        trace, (rows, said) = self._trace, self._syncs
+        if not len(rows):
+            return no_intervals()
+        correlation = trace.column("correlation")
+        calls = correlation[trace.rows(RUNTIME)]
+        names = {code: trace.text(code) for code in distinct(said)}
+        of_host = [code for code, name in names.items() if "Sync" in name and name != STREAM_WAIT]
+        return trace.spans(rows[np.isin(said, of_host) & ~np.isin(correlation[rows], calls[calls >= 0])])
 
     @cached_property
     def _peers(self) -> Integers:
-        return _host_collectives(self._trace)
+        """Operators that are collectives on the host; none where the device communicates: they only launch there."""
+        trace = self._trace
+        if any(work.communicates for work in trace.works):
+            return np.zeros(0, np.int64)
+        return trace.named(trace.rows(OPERATOR), classify_host_communication)
+
+    @cached_property
+    def _syncs(self) -> tuple[Integers, Integers]:
+        """Waits that the profiler recorded itself, and the code of what each says it is."""
+        trace, rows = self._trace, self._trace.rows(SYNC)
+        if not len(rows):
+            return rows, rows
+        kinds = trace.column("sync_kind")[rows]
+        return rows, np.where(kinds >= 0, kinds, trace.name[rows])
 
     @cached_property
     def _recorded(self) -> dict[tuple[int, int], Integers]:
-        return _recorded_waits(self._trace)
+        """(device, stream) → when a wait for an event was put on it; empty where the trace records none."""
+        trace, (rows, said) = self._trace, self._syncs
+        rows = rows[np.isin(said, [code for code in distinct(said) if trace.text(code) == STREAM_WAIT])]
+        if not len(rows):
+            return {}
+        device, stream = trace.column("device")[rows], trace.column("stream")[rows]
+        return {
+            (one, other): np.sort(trace.start[rows[(device == one) & (stream == other)]])
+            for one, other in set(zip(device.tolist(), stream.tolist(), strict=True))
+        }
 
     @cached_property
     def launches(self) -> LaunchSurvey:
@@ -171,14 +193,12 @@ class HostWaits:
 
     def is_blocking(self, rows: Integers) -> Mask:
         """Whether each of these calls returned only when device work had ended."""
-        is_blocking = self._trace.keep("is blocking", self._mark_blocking)
-        found: Mask = is_blocking[rows]
+        found: Mask = self._is_blocking[rows]
         return found
 
-    def _mark_blocking(self) -> Mask:
-        mask = np.zeros(len(self._trace.start), bool)
-        mask[self._calls] = True
-        return mask
+    @cached_property
+    def _is_blocking(self) -> Mask:
+        return self._trace.mask(self._calls)
 
     def synchronising(self, thread: int) -> Intervals:
         """When the thread was inside a blocking call, or did nothing recorded while another thread was.
@@ -233,43 +253,3 @@ class HostWaits:
 def _any_between(times: Integers, low: Integers, high: Integers) -> Mask:
     found: Mask = times.searchsorted(high, side="right") > times.searchsorted(low, side="right")
     return found
-
-
-def _unplaced_syncs(trace: TraceView) -> Integers:
-    """Waits of the host that the profiler recorded itself, where the call that waited is not in the trace."""
-    rows = trace.rows(SYNC)
-    if not len(rows):
-        return rows
-    correlation = trace.column("correlation")
-    calls = correlation[trace.rows(RUNTIME)]
-    kinds = trace.column("sync_kind")[rows]
-    said = np.where(kinds >= 0, kinds, trace.name[rows])
-    of_host = [code for code in distinct(said) if _is_host_sync(trace.text(code))]
-    return rows[np.isin(said, of_host) & ~np.isin(correlation[rows], calls[calls >= 0])]
-
-
-def _is_host_sync(text: str) -> bool:
-    return "Sync" in text and text != STREAM_WAIT
-
-
-def _host_collectives(trace: TraceView) -> Integers:
-    """Operators that are collectives on the host; none where the device communicates: they only launch there."""
-    if any(work.communicates for work in trace.works):
-        return np.zeros(0, np.int64)
-    return trace.named(trace.rows(OPERATOR), classify_host_communication)
-
-
-def _recorded_waits(trace: TraceView) -> dict[tuple[int, int], Integers]:
-    """(device, stream) → when a wait for an event was put on it; empty where the trace records none."""
-    rows = trace.rows(SYNC)
-    if not len(rows):
-        return {}
-    kinds = trace.column("sync_kind")[rows]
-    said = np.where(kinds >= 0, kinds, trace.name[rows])
-    is_wait = [code for code in distinct(said) if trace.text(code) == STREAM_WAIT]
-    rows = rows[np.isin(said, is_wait)]
-    device, stream = trace.column("device")[rows], trace.column("stream")[rows]
-    waits: dict[tuple[int, int], Integers] = {}
-    for one, other in set(zip(device.tolist(), stream.tolist(), strict=True)):
-        waits[one, other] = np.sort(trace.start[rows[(device == one) & (stream == other)]])
-    return waits

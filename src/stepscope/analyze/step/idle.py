@@ -12,7 +12,7 @@ from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import Intervals, measure_within
-from stepscope.analyze.step.numbers import Whole, distinct, number_codes, seconds, share_of, top_by
+from stepscope.analyze.step.numbers import Whole, distinct, number_codes, seconds, share_of, sum_by, top_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.classify import short_name
@@ -89,30 +89,14 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class IdleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Idle time of one device in one window."""
+class IdleReport(IdleCauses, frozen=True, kw_only=True):
+    """Also what the host did meanwhile."""
 
-    step: int | None
-    device: str
     idle_s: float
-    idle_ns: int
-    gaps: int
     by_reason_s: dict[str, float]
-    by_reason_ns: dict[str, int]
-    """Sums to idle_ns exactly."""
     by_operator: list[IdleOf]
     """Longest first; sums to idle_s."""
     longest: list[IdleGap]
-    note: str | None = None
-
-
-def explain_idle(timeline: Timeline, step: int | None, *, top: int = 20) -> IdleReport:
-    """Gaps of the rank's device (its busiest) in a step; None: in the whole trace."""
-    trace = view(timeline)
-    window = trace.window(step)
-    if not trace.works:
-        return no_device(step)
-    return report_idle(trace, trace.busiest(window), step, window, top=top)
 
 
 def idle_by_cause(timeline: Timeline, step: int | None) -> IdleCauses:
@@ -120,33 +104,42 @@ def idle_by_cause(timeline: Timeline, step: int | None) -> IdleCauses:
     trace = view(timeline)
     window = trace.window(step)
     if not trace.works:
-        return IdleCauses(
-            step=step, device="cpu", idle_ns=0, gaps=0, by_reason_ns=dict.fromkeys(REASONS, 0), note=_NOTE
-        )
+        nothing = dict.fromkeys(REASONS, 0)
+        return IdleCauses(step=step, device="cpu", idle_ns=0, gaps=0, by_reason_ns=nothing, note=_NOTE)
     work = trace.busiest(window)
-    gaps = find_gaps(trace, work, window)
+    return _sum_causes(step, work, find_gaps(trace, work, window))
+
+
+def _sum_causes(step: int | None, work: DeviceWork, gaps: Gaps) -> IdleCauses:
     by_reason = dict(zip(REASONS, gaps.parts.sum(axis=0).tolist(), strict=True))
-    return IdleCauses(
-        step=step,
-        device=device_label(work.device),
-        idle_ns=sum(by_reason.values()),
-        gaps=len(gaps.next),
-        by_reason_ns=by_reason,
-    )
+    idle_ns, device = sum(by_reason.values()), device_label(work.device)
+    return IdleCauses(step=step, device=device, idle_ns=idle_ns, gaps=len(gaps.next), by_reason_ns=by_reason)
 
 
-def no_device(step: int | None) -> IdleReport:
+def explain_idle(timeline: Timeline, step: int | None, *, top: int = 20) -> IdleReport:
+    """Gaps of the rank's device (its busiest) in a step; None: in the whole trace."""
+    trace = view(timeline)
+    window = trace.window(step)
+    by_operator, longest = [], []
+    if not trace.works:
+        causes = idle_by_cause(timeline, step)
+    else:
+        work = trace.busiest(window)
+        gaps = find_gaps(trace, work, window)
+        causes = _sum_causes(step, work, gaps)
+        lengths, doing = gaps.spans.end - gaps.spans.start, _find_doings(trace, gaps)
+        labels, place = _name_doings(trace, doing)
+        by_operator = _by_label(labels, place, lengths, causes.idle_ns)
+        longest = [
+            _describe_gap(trace, work, window, gaps, one=one, label=labels[place[one]], doing=int(doing[one]))
+            for one in top_by(lengths, top)
+        ]
     return IdleReport(
-        step=step,
-        device="cpu",
-        idle_s=0.0,
-        idle_ns=0,
-        gaps=0,
-        by_reason_s=dict.fromkeys(REASONS, 0.0),
-        by_reason_ns=dict.fromkeys(REASONS, 0),
-        by_operator=[],
-        longest=[],
-        note=_NOTE,
+        **msgspec.structs.asdict(causes),
+        idle_s=seconds(causes.idle_ns),
+        by_reason_s={reason: seconds(spent) for reason, spent in causes.by_reason_ns.items()},
+        by_operator=by_operator,
+        longest=longest,
     )
 
 
@@ -218,29 +211,6 @@ def _part_host_time(
                 taken = measure_within(held, spans.start[mine], not_launched[mine])
                 parts[mine, reason] += taken
                 parts[mine, HOST_LAUNCH] -= taken
-
-
-def report_idle(trace: TraceView, work: DeviceWork, step: int | None, window: Window, *, top: int = 20) -> IdleReport:
-    gaps = find_gaps(trace, work, window)
-    lengths = gaps.spans.end - gaps.spans.start
-    doing = _find_doings(trace, gaps)
-    labels, place = _name_doings(trace, doing)
-    total = int(lengths.sum())
-    by_reason = dict(zip(REASONS, gaps.parts.sum(axis=0).tolist(), strict=True))
-    return IdleReport(
-        step=step,
-        device=device_label(work.device),
-        idle_s=seconds(total),
-        idle_ns=total,
-        gaps=len(lengths),
-        by_reason_s={reason: seconds(spent) for reason, spent in by_reason.items()},
-        by_reason_ns=by_reason,
-        by_operator=_by_label(labels, place, lengths, total),
-        longest=[
-            _describe_gap(trace, work, window, gaps, one=one, label=labels[place[one]], doing=int(doing[one]))
-            for one in top_by(lengths, top)
-        ],
-    )
 
 
 def _find_doings(trace: TraceView, gaps: Gaps) -> Integers:
@@ -315,9 +285,8 @@ def _label(texts: Sequence[str], code: int) -> str:
 
 
 def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int) -> list[IdleOf]:
-    counts = np.bincount(place, minlength=len(labels)).tolist()
-    sums, longest = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
-    np.add.at(sums, place, lengths)
+    counts, sums = np.bincount(place, minlength=len(labels)).tolist(), sum_by(place, lengths, len(labels))
+    longest = np.zeros(len(labels), np.int64)
     np.maximum.at(longest, place, lengths)
     listed = zip(labels, counts, sums.tolist(), longest.tolist(), strict=True)
     return [

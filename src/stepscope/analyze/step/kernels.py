@@ -18,7 +18,7 @@ from stepscope.analyze.step.kernel_groups import (
     find_phases,
     tabulate,
 )
-from stepscope.analyze.step.numbers import number_codes, seconds, share_of
+from stepscope.analyze.step.numbers import number_codes, seconds, share_of, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import count_of, format_duration
 from stepscope.formats.classify import CATEGORIES, short_name
@@ -244,9 +244,8 @@ def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator
     different, group = number_codes(name, len(trace.timeline.texts))
     nested = inside[trace.name[calling] == name[inside]]
     counts = np.bincount(group, minlength=len(different)).tolist()
-    selfs = np.bincount(group, weights=np.maximum(durations - inner, 0)).astype(np.int64)
-    totals = np.bincount(group, weights=durations).astype(np.int64)
-    totals -= np.bincount(group[nested], weights=durations[nested], minlength=len(different)).astype(np.int64)
+    selfs = sum_by(group, np.maximum(durations - inner, 0), len(different))
+    totals = sum_by(group, durations, len(different)) - sum_by(group[nested], durations[nested], len(different))
     whole = int(selfs.sum())
     listed = zip(different, counts, totals.tolist(), selfs.tolist(), strict=True)
     return [

@@ -13,7 +13,7 @@ from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import Window, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import StepFunction, count_open, sweep, value_at
-from stepscope.analyze.step.numbers import distinct, seconds, share_of, top_by
+from stepscope.analyze.step.numbers import distinct, seconds, share_of, sum_by, top_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration, format_significant
 from stepscope.formats.classify import short_name
@@ -274,8 +274,7 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
     """`place` says for each launch which of the calls it is of."""
     returned = trace.end[calls]
     took = returned - trace.start[calls]
-    work = np.zeros(len(calls), np.int64)
-    np.add.at(work, place, launches.end - launches.start)
+    work = sum_by(place, launches.end - launches.start, len(calls))
     early = launches.start < returned[place]
     name = trace.name[calls]
     delay = launches.delay

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
-from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.numbers import seconds, share_of, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.units import format_share
@@ -89,8 +89,7 @@ def rate_operators(timeline: Timeline, step: int | None, *, top: int = 60) -> Ra
     owner = trace.enclosing(trace.parent[device], trace.mask(known))
     whole = int((trace.end[device] - trace.start[device]).sum())
     device, owner = device[owner >= 0], owner[owner >= 0]
-    spent = np.zeros(len(trace.start), np.int64)
-    np.add.at(spent, owner, trace.end[device] - trace.start[device])
+    spent = sum_by(owner, trace.end[device] - trace.start[device], len(trace.start))
     found = _rate_groups(trace, known[spent[known] > 0], spent, _uses_tf32(trace, device, owner))
     total = sum(rate.total_s for rate in found)
     return RateReport(

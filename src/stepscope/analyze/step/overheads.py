@@ -139,16 +139,12 @@ def _launch_calls(trace: TraceView, step: int | None) -> Integers:
 
 
 def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
-    operator = _top_operator_of(trace, calls)
+    operator = trace.outermost(calls, trace.is_kind(OPERATOR))
     calls, operator = calls[operator >= 0], operator[operator >= 0]
     order = np.lexsort((trace.start[calls], operator))
     calls, operator = calls[order], operator[order]
     changes = np.diff(operator, prepend=MISSING, append=MISSING) != 0
     return _Inside(calls, operator, is_first=changes[:-1], is_last=changes[1:])
-
-
-def _top_operator_of(trace: TraceView, rows: Integers) -> Integers:
-    return trace.outermost(rows, trace.is_kind(OPERATOR))
 
 
 def _by_name(trace: TraceView, calls: Integers) -> dict[str, Sample]:
@@ -198,7 +194,7 @@ def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[Op
 def _events_inside(trace: TraceView, step: int | None) -> Any:
     """For each row how many operators and calls were recorded under it as the top-level operator."""
     rows = trace.rows_of(step, OPERATOR, RUNTIME)
-    top = _top_operator_of(trace, rows)
+    top = trace.outermost(rows, trace.is_kind(OPERATOR))
     return np.bincount(top[(top != MISSING) & (top != rows)], minlength=len(trace.start))
 
 

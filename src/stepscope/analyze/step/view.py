@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
 from stepscope.analyze.step.intervals import Intervals, union
-from stepscope.analyze.step.numbers import distinct, is_any
+from stepscope.analyze.step.numbers import Mask, distinct, is_any
 from stepscope.analyze.step.row_orders import (
     COUNTED,
     HostStack,
@@ -37,12 +37,6 @@ from stepscope.formats.timeline import (
     Span,
     Timeline,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Mask = NDArray[np.bool_]
 
 _PIECE = 1 << 16
 """So many bytes stay in the nearest caches."""
@@ -112,11 +106,8 @@ class TraceView:
 
     def codes_in(self, rows: Integers | Mask) -> list[int]:
         """The different names among these rows, as codes."""
-        return self._codes(self.name[rows])
-
-    def _codes(self, names: Integers) -> list[int]:
         seen = np.zeros(len(self.timeline.texts) + 1, bool)
-        seen[names] = True  # a row without a name marks the last place
+        seen[self.name[rows]] = True  # a row without a name marks the last place
         return np.flatnonzero(seen[:-1]).tolist()
 
     def named(self, rows: Integers, is_wanted: Callable[[str], object]) -> Integers:
@@ -154,13 +145,9 @@ class TraceView:
 
     def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
         """For each of the rows whether its name is wanted; asked once a name."""
-        names = self.name[rows]
-        codes = [code for code in self._codes(names) if is_wanted(self.text(code))]
-        if not codes:
-            return np.zeros(len(rows), bool)
         wanted = np.zeros(len(self.timeline.texts) + 1, bool)
-        wanted[codes] = True
-        found: Mask = wanted[names]
+        wanted[[code for code in self.codes_in(rows) if is_wanted(self.text(code))]] = True
+        found: Mask = wanted[self.name[rows]]
         return found
 
     def spans(self, rows: Integers) -> Intervals:
