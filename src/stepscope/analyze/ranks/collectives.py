@@ -78,8 +78,12 @@ def collective_calls(timeline: Timeline) -> RankCalls:
     rows, place = seen.find_rows()
     record, annotation = seen.climb(rows)
     calls, groups, dtypes = _describe(seen, rows, place, record, annotation)
-    calls = _join_pieces(calls, _owners(rows, record, annotation))
-    _number(calls)
+    # What makes kernels one call: their record, else their annotation; else each is a call of its own.
+    calls = _join_pieces(calls, np.select([record >= 0, annotation >= 0], [record, annotation], -1 - rows))
+    # The n-th of its group in order of start; of its peer and direction for single messages.
+    single = np.isin(calls["collective"], (coll.SEND, coll.RECV))
+    direction, peer = np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
+    calls["call"] = 1 + ordinals(calls["group"], direction, peer)
     return RankCalls(calls, groups, dtypes, seen.left_out(place, record))
 
 
@@ -253,8 +257,10 @@ def _place(known: dict[str, int], dtype: str) -> int:
 def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> list[ProcessGroup]:
     """Fills the column `group`."""
     columns = ("group", "group_description", "group_ranks", "rank_start", "rank_stride", "group_size")
-    described = np.stack([field(column) for column in columns], axis=1)
-    described = np.concatenate([described, _stand_ins(calls)[:, None]], axis=1)
+    # For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host.
+    device, stand_in = calls["place"] == ON_DEVICE, np.full(len(calls), -2, np.int64)
+    stand_in[device] = np.unique(calls["stream"][device], return_inverse=True)[1]
+    described = np.stack([*map(field, columns), stand_in], axis=1)
     known = (described[:, 0] >= 0) | (described[:, 2] >= 0)
     described[known, -1] = -1
     described[~known, :-1] = -1
@@ -264,14 +270,6 @@ def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> lis
     places = [groups.setdefault(_make_group(cells, timeline, listed), len(groups)) for cells in distinct.tolist()]
     calls["group"] = np.array(places, np.int64)[back.reshape(-1)] if places else -1
     return list(groups)
-
-
-def _stand_ins(calls: Any) -> Whole:
-    """For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host."""
-    device = calls["place"] == ON_DEVICE
-    stand_in = np.full(len(calls), -2, np.int64)
-    stand_in[device] = np.unique(calls["stream"][device], return_inverse=True)[1]
-    return stand_in
 
 
 def _make_group(cells: list[int], timeline: Timeline, listed: dict[str, list[int]]) -> ProcessGroup:
@@ -347,11 +345,6 @@ def _size(
     return whole * width, -1, even if uneven is None else uneven * width, KNOWN
 
 
-def _owners(rows: Whole, record: Whole, annotation: Whole) -> Whole:
-    """What makes kernels one call: their record, else their annotation, else each is a call of its own."""
-    return np.select([record >= 0, annotation >= 0], [record, annotation], -1 - rows)
-
-
 def _join_pieces(calls: Any, owner: Whole) -> Any:
     """One row per call, in order of start."""
     if not len(calls):
@@ -363,14 +356,6 @@ def _join_pieces(calls: Any, owner: Whole) -> Any:
     joined["end_ns"] = np.maximum.reduceat(calls["end_ns"], first)
     joined["pieces"] = np.minimum(np.diff(np.r_[first, len(calls)]), 65535)
     return joined[np.lexsort((joined["row"], joined["end_ns"], joined["start_ns"]))]
-
-
-def _number(calls: Any) -> None:
-    """Fills `call`: the n-th of its group in order of start; of its peer and direction for single messages."""
-    single = np.isin(calls["collective"], (coll.SEND, coll.RECV))
-    calls["call"] = 1 + ordinals(
-        calls["group"], np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
-    )
 
 
 def ordinals(*keys: Any) -> Whole:

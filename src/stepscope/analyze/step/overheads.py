@@ -15,7 +15,7 @@ import numpy as np
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import measure_within
-from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.numbers import seconds, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Integers, Timeline
 
@@ -86,7 +86,8 @@ def measure_overheads(timeline: Timeline, step: int | None) -> OverheadReport:
     trace = view(timeline)
     trace.window(step)
     gaps, left_out = _gaps(trace, step)
-    calls = _launch_calls(trace, step)
+    launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
+    calls = np.flatnonzero(trace.mask(launch[launch >= 0]))
     inside = _calls_in_operators(trace, calls)
     return OverheadReport(
         step=step,
@@ -132,12 +133,6 @@ def _gaps(trace: TraceView, step: int | None) -> tuple[Any, int]:
     return np.concatenate(found), left_out
 
 
-def _launch_calls(trace: TraceView, step: int | None) -> Integers:
-    """Calls that launched device work, each once."""
-    launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
-    return np.flatnonzero(trace.mask(launch[launch >= 0]))
-
-
 def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
     operator = trace.outermost(calls, trace.is_kind(OPERATOR))
     calls, operator = calls[operator >= 0], operator[operator >= 0]
@@ -163,14 +158,18 @@ def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[Op
     if step is not None:
         top = top[trace.step[top] == step]
     launches = np.bincount(inside.operator, minlength=len(trace.start))
-    events = _events_inside(trace, step)
+    # How many operators and calls were recorded under each row as the top-level operator.
+    rows = trace.rows_of(step, OPERATOR, RUNTIME)
+    above = trace.outermost(rows, trace.is_kind(OPERATOR))
+    events = np.bincount(above[(above != MISSING) & (above != rows)], minlength=len(trace.start))
     before = trace.start[inside.call] - trace.start[inside.operator]
     after = trace.end[inside.operator] - trace.end[inside.call]
     between = np.maximum(trace.start[inside.call[1:]] - trace.end[inside.call[:-1]], 0)
     is_inner = ~inside.is_first[1:]
     found = []
     code_inside, code_top = trace.name[inside.operator], trace.name[top]
-    for code in trace.codes_in(top):
+    spent = sum_by(code_top, trace.end[top] - trace.start[top], len(trace.timeline.texts))
+    for code in sorted(trace.codes_in(top), key=lambda code: -spent[code]):
         here, mine = code_inside == code, top[code_top == code]
         count = launches[mine]
         found.append(
@@ -186,16 +185,7 @@ def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[Op
                 t5_without_launch=_sample((trace.end[mine] - trace.start[mine])[count == 0]),
             )
         )
-    spent = np.bincount(code_top, weights=trace.end[top] - trace.start[top], minlength=len(trace.timeline.texts))
-    order = sorted(zip(found, trace.codes_in(top), strict=True), key=lambda pair: -spent[pair[1]])
-    return [one for one, _ in order]
-
-
-def _events_inside(trace: TraceView, step: int | None) -> Any:
-    """For each row how many operators and calls were recorded under it as the top-level operator."""
-    rows = trace.rows_of(step, OPERATOR, RUNTIME)
-    top = trace.outermost(rows, trace.is_kind(OPERATOR))
-    return np.bincount(top[(top != MISSING) & (top != rows)], minlength=len(trace.start))
+    return found
 
 
 def overheads_section(job: JobReport) -> Section:

@@ -180,19 +180,15 @@ def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]
     taken = np.zeros(len(row.code), bool)
     chosen: list[_Found] = []
     for place in order:
-        one = _without_taken(candidates[place], taken)
-        if len(one.places) >= LEAST_COUNT:
-            chosen.append(one)
-            taken[one.places[:, None] + np.arange(one.length)] = True
+        length, places = candidates[place]
+        members = places[:, None] + np.arange(length)
+        is_free = ~taken[members].any(axis=1)
+        if is_free.sum() >= LEAST_COUNT:
+            chosen.append(_Found(length, places[is_free]))
+            taken[members[is_free]] = True
         if len(chosen) == count:
             break
     return chosen
-
-
-def _without_taken(one: _Found, taken: Any) -> _Found:
-    """Those of its places that share no kernel with what is taken."""
-    places = one.places[~taken[one.places[:, None] + np.arange(one.length)].any(axis=1)]
-    return _Found(one.length, places)
 
 
 def _describe(
