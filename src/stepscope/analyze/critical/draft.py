@@ -18,8 +18,7 @@ from stepscope.analyze.critical.rows import (
 )
 from stepscope.analyze.step.device_work import LONG_AGO
 from stepscope.analyze.step.numbers import Mask, Whole, distinct
-from stepscope.analyze.step.row_orders import order_on_streams
-from stepscope.analyze.step.view import TraceView
+from stepscope.analyze.step.view import TraceView, order_on_streams
 from stepscope.formats.classify import PLAIN, STREAM_WAIT, classify_call
 from stepscope.formats.nesting import look_up
 from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Integers

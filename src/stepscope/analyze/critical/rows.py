@@ -12,7 +12,6 @@ import numpy as np
 
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.numbers import Mask, Whole, distinct, number_codes
-from stepscope.analyze.step.row_orders import nested_order
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS
 
@@ -146,7 +145,7 @@ def _hosts(trace: TraceView, step: int | None, window: Window) -> Hosts:
     wanted = trace.is_kind(*HOST_KINDS) & (trace.thread >= 0)
     if step is not None:
         wanted &= (trace.step == step) & (trace.end > window.start_ns)
-    rows = nested_order(np.flatnonzero(wanted), trace)
+    rows = trace.nested_order(np.flatnonzero(wanted))
     place = np.full(len(trace.start) + 1, -1, np.int64)
     place[rows] = np.arange(len(rows))
     length = window.length_ns

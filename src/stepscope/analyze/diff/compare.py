@@ -14,7 +14,6 @@ from stepscope.analyze.diff.exposure import (
     MAD_TO_SD,
     MIN_EFFECT,
     NO_OPERATOR,
-    Identity,
     Names,
     Side,
     Table,
@@ -168,85 +167,54 @@ def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
     return gathered
 
 
-class _Exposed(NamedTuple):
-    """All that makes up a step, by name: columns of both sides that belong together."""
-
-    identities: list[Identity]
-    a: Table
-    b: Table
-
-
 def _contributions(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[Contribution]:
+    """All that makes up a step, by share and category."""
     (idle_a, spent_a), (idle_b, spent_b) = count_idle(sides.a), count_idle(sides.b)
     idle_groups = match_names(idle_a, idle_b, lambda only_a, only_b: [])
-    everything = _Exposed(
-        [group.identity for group in [*groups, *idle_groups]],
-        np.hstack([_gather(names[0].exposed_ns, [g.a for g in groups]), _gather(spent_a, [g.a for g in idle_groups])]),
-        np.hstack([_gather(names[1].exposed_ns, [g.b for g in groups]), _gather(spent_b, [g.b for g in idle_groups])]),
-    )
-    changes = sides.changes_ns(everything.a, everything.b)
-    total = sum(changes)
+    identities = [group.identity for group in [*groups, *idle_groups]]
+    a = np.hstack([_gather(names[0].exposed_ns, [g.a for g in groups]), _gather(spent_a, [g.a for g in idle_groups])])
+    b = np.hstack([_gather(names[1].exposed_ns, [g.b for g in groups]), _gather(spent_b, [g.b for g in idle_groups])])
+    changes, part_a, part_b = sides.changes_ns(a, b), *(means.tolist() for means in sides.means(a, b))
     members: dict[tuple[str, str], list[int]] = {}
-    for place, identity in enumerate(everything.identities):
+    for place, identity in enumerate(identities):
         members.setdefault((identity.share, identity.category), []).append(place)
-    clear = _clear_contributions(sides, everything, members)
-    found = [
-        _contribution(sides, everything, key, places, changes, total=total, clear=is_clear)
-        for (key, places), is_clear in zip(members.items(), clear, strict=True)
-    ]
+    a, b = _gather(a, list(members.values())), _gather(b, list(members.values()))
+    clear = _clear_contributions(sides, a, b, [share.endswith("_idle") for share, _ in members])
+    found = []
+    for number, ((share, category), places) in enumerate(members.items()):
+        change_ns = sum(changes[place] for place in places)
+        parts = [
+            Part(name=identities[place].name, **_before_and_after(part_a[place], part_b[place], changes[place]))
+            for place in places
+            if part_a[place] or part_b[place] or changes[place]
+        ]
+        before, after = (sum(means[place] for place in places) for means in (part_a, part_b))
+        found.append(
+            Contribution(
+                share=share,
+                name=category,
+                **_before_and_after(before, after, change_ns),
+                share_of_change=change_ns / sum(changes) if sum(changes) else None,
+                clear=clear[number],
+                a_steps_s=(a[:, number] / 1e9).tolist(),
+                b_steps_s=(b[:, number] / 1e9).tolist(),
+                parts=sorted(parts, key=lambda part: (-abs(part.change_ns), part.name)),
+            )
+        )
     return sorted(found, key=lambda one: (-abs(one.change_ns), one.share, one.name))
 
 
-def _clear_contributions(sides: _Pair, everything: _Exposed, members: dict[tuple[str, str], list[int]]) -> list[bool]:
-    places = list(members.values())
-    a, b = _gather(everything.a, places), _gather(everything.b, places)
+def _before_and_after(a_ns: float, b_ns: float, change_ns: int) -> dict[str, Any]:
+    return {"a_s": seconds(a_ns), "b_s": seconds(b_ns), "change_s": seconds(change_ns), "change_ns": change_ns}
+
+
+def _clear_contributions(sides: _Pair, a: Table, b: Table, idle: list[bool]) -> list[bool]:
     mean_a, mean_b = sides.means(a, b)
     change, level = mean_b - mean_a, np.maximum(mean_a, mean_b)
-    idle = np.array([share.endswith("_idle") for share, _ in members])
     by_host, by_device = (
         p_values(a, b, level=level, variation=variation) for variation in (HOST_VARIATION, DEVICE_VARIATION)
     )
-    p = np.where(idle, by_host, by_device)
-    return are_clear(p.tolist(), change, level)
-
-
-def _contribution(
-    sides: _Pair,
-    everything: _Exposed,
-    key: tuple[str, str],
-    places: list[int],
-    changes: Sequence[int],
-    *,
-    total: int,
-    clear: bool,
-) -> Contribution:
-    a, b = everything.a[:, places], everything.b[:, places]
-    mean_a, mean_b = sides.means(a, b)
-    change_ns = sum(changes[place] for place in places)
-    parts = [
-        Part(
-            name=everything.identities[place].name,
-            a_s=seconds(before),
-            b_s=seconds(after),
-            change_s=seconds(changes[place]),
-            change_ns=changes[place],
-        )
-        for place, before, after in zip(places, mean_a.tolist(), mean_b.tolist(), strict=True)
-        if before or after or changes[place]
-    ]
-    return Contribution(
-        share=key[0],
-        name=key[1],
-        a_s=seconds(float(mean_a.sum())),
-        b_s=seconds(float(mean_b.sum())),
-        change_s=seconds(change_ns),
-        change_ns=change_ns,
-        share_of_change=change_ns / total if total else None,
-        clear=clear,
-        a_steps_s=(a.sum(axis=1) / 1e9).tolist(),
-        b_steps_s=(b.sum(axis=1) / 1e9).tolist(),
-        parts=sorted(parts, key=lambda part: (-abs(part.change_ns), part.name)),
-    )
+    return are_clear(np.where(idle, by_host, by_device).tolist(), change, level)
 
 
 def _changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names], variation: float) -> list[NameChange]:

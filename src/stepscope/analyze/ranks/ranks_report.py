@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -230,8 +230,14 @@ def _explain_steps(
     counts = np.bincount(place, minlength=len(numbers))
     alone = np.searchsorted(numbers, matching.rows["step"][matching.unmatched])
     calls = run_sums(place, matching.count, len(numbers)) + np.bincount(alone, minlength=len(numbers))
-    waits = _waits_by_step(matching, waiting, place, len(numbers))
-    latest = _latest_by_step(matching, waiting, place, len(numbers))
+    ranks, told_wait, is_told = len(digests), ~np.isnan(waiting.wait_s), waiting.last >= 0
+
+    def by_rank(step: Whole, rank: Whole, values: Any) -> Floats:
+        return run_sums(step * ranks + rank, values, len(numbers) * ranks).reshape(-1, ranks)
+
+    member = place[matching.owner()][told_wait], matching.rank[matching.member][told_wait]
+    waits, takes_part = by_rank(*member, waiting.wait_s[told_wait]), by_rank(*member, None) > 0
+    caused = by_rank(place[is_told], waiting.last[is_told], waiting.skew_s[is_told])
     common, busy, end = step_tables(digests, offsets_ns, step)
     column = {number: index for index, number in enumerate(common)}
     spans = _spans_by_step(digests)
@@ -240,6 +246,7 @@ def _explain_steps(
         step_s, communication_s = spans.get(number, (None, None))
         at = column.get(number) if len(digests) > 1 else None
         share = busy[:, at] if at is not None else None
+        waited = waits[index][takes_part[index]]
         works = share is not None and not np.isnan(share).any() and share.sum() > 0
         found.append(
             StepRanks(
@@ -248,42 +255,17 @@ def _explain_steps(
                 calls=int(calls[index]),
                 profiled_step_s=step_s,
                 communication_s=communication_s,
-                wait_s=float(np.median(waits[index])) if len(waits[index]) else None,
-                largest_wait_s=float(waits[index].max()) if len(waits[index]) else None,
+                wait_s=float(np.median(waited)) if len(waited) else None,
+                largest_wait_s=float(waited.max()) if len(waited) else None,
                 skew_s=float(skew[index]) if told[index] else None,
                 skew_share=float(skew[index]) / step_s if step_s and told[index] else None,
-                latest_rank=latest[index],
+                latest_rank=int(matching.ranks[caused[index].argmax()]) if caused[index].max() > 0 else None,
                 imbalance=float(share.max() / share.mean()) if share is not None and works else None,
                 busiest_rank=digests[int(share.argmax())].rank if share is not None and works else None,
                 end_spread_s=float(end[:, at].max() - end[:, at].min()) if at is not None else None,
             )
         )
     return found
-
-
-def _waits_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: int) -> list[Floats]:
-    """By step: waiting of each rank that has any synchronising collective in it."""
-    told = ~np.isnan(waiting.wait_s)
-    ranks = len(matching.ranks)
-    keys = place[matching.owner()][told] * ranks + matching.rank[matching.member][told]
-    distinct, back = np.unique(keys, return_inverse=True)
-    sums = run_sums(back, waiting.wait_s[told], len(distinct))
-    return np.split(sums, np.searchsorted(distinct // ranks, np.arange(1, steps))) if steps else []
-
-
-def _latest_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: int) -> list[int | None]:
-    told = waiting.last >= 0
-    ranks = len(matching.ranks)
-    keys = place[told] * ranks + waiting.last[told]
-    distinct, back = np.unique(keys, return_inverse=True)
-    caused = run_sums(back, waiting.skew_s[told], len(distinct))
-    latest: list[int | None] = [None] * steps
-    most = [0.0] * steps
-    for key, skew in zip(distinct.tolist(), caused.tolist(), strict=True):
-        step, rank = divmod(key, ranks)
-        if skew > most[step]:
-            latest[step], most[step] = int(matching.ranks[rank]), skew
-    return latest
 
 
 def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, float]]:

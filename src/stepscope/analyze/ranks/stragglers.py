@@ -131,9 +131,9 @@ def find_stragglers(
         )
         for place, (fields, verdict) in enumerate(judged.ranks)
     ]
-    note, seen = None, len(distinct(matching.step))
+    caution, seen = None, len(distinct(matching.step))
     if not enough_steps and seen < 3:
-        note = f"seen in {count_of(seen, 'step')} only: what is late there need not be late in others"
+        caution = f"seen in {count_of(seen, 'step')} only: what is late there need not be late in others"
     return Stragglers(
         units="steps" if enough_steps else "collectives",
         level=level,
@@ -141,7 +141,7 @@ def find_stragglers(
         skew_s=float(np.nansum(waiting.skew_s)),
         ranks=entries,
         stragglers=[entry.rank for entry in entries if entry.straggler],
-        note=note,
+        note=caution,
     )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
 from stepscope.analyze.step.intervals import Intervals, join, no_intervals, subtract, touches
 from stepscope.analyze.step.numbers import Mask, distinct, unique
-from stepscope.analyze.step.row_orders import NEVER
-from stepscope.analyze.step.view import TraceView
+from stepscope.analyze.step.view import NEVER, TraceView
 from stepscope.formats import classify
 from stepscope.formats.classify import HOST_WAITS, classify_call, classify_host_communication
 from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC, Integers

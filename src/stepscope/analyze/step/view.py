@@ -7,20 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
 from stepscope.analyze.step.intervals import Intervals, union
 from stepscope.analyze.step.numbers import Mask, distinct, is_any
-from stepscope.analyze.step.row_orders import (
-    COUNTED,
-    HostStack,
-    StreamOrder,
-    order_on_streams,
-    stack_up,
-)
 from stepscope.core.errors import UsageError
 from stepscope.core.units import count_of
 from stepscope.formats.classify import is_launch_name
@@ -38,6 +31,10 @@ from stepscope.formats.timeline import (
     Timeline,
 )
 
+NEVER = 1 << 62
+"""After every time in a trace."""
+_COUNTED = (*HOST_KINDS, *DEVICE_KINDS)
+"""Kinds that a window begins and ends with: what a profiler writes about itself does not stretch it."""
 _PIECE = 1 << 16
 """So many bytes stay in the nearest caches."""
 _FEW_NAMES = 8
@@ -47,6 +44,32 @@ _FEW_TEXTS = 2000
 EMPTY = 0.1
 """A step with less than this fraction of the events of the fullest step is empty."""
 _Kept = TypeVar("_Kept")
+
+
+class StreamOrder(NamedTuple):
+    """For each row of a device's work: what was before it on its stream."""
+
+    previous: Integers
+    """Place of the row that began last before it on the stream; −1 for the first."""
+    free_from: Integers
+    """When everything before it on the stream had ended; long ago for the first."""
+
+
+def order_on_streams(stream: Integers, end: Integers) -> StreamOrder:
+    """Rows come in order of start."""
+    found = StreamOrder(np.full(len(end), MISSING, np.int64), np.full(len(end), LONG_AGO, np.int64))
+    for one in distinct(stream):
+        mine = np.flatnonzero(stream == one)
+        found.previous[mine[1:]] = mine[:-1]
+        found.free_from[mine[1:]] = np.maximum.accumulate(end[mine])[:-1]
+    return found
+
+
+class HostStack(NamedTuple):
+    """The host events of a thread: by start, those that enclose before those inside."""
+
+    rows: Integers
+    start: Integers
 
 
 class TraceView:
@@ -187,9 +210,9 @@ class TraceView:
         if not len(self.start):
             return Window(0, 0)
         earliest, latest = int(self.start.argmin()), int(self.end.argmax())
-        if self.kind[earliest] in COUNTED and self.kind[latest] in COUNTED:  # so it is nearly always
+        if self.kind[earliest] in _COUNTED and self.kind[latest] in _COUNTED:  # so it is nearly always
             return Window(int(self.start[earliest]), int(self.end[latest]))
-        counted = self.is_kind(*COUNTED)
+        counted = self.is_kind(*_COUNTED)
         if not counted.any():
             return Window(0, 0)
         # Rows are mostly in order, so few begin as early as the first of them in the file, or end as late as the last.
@@ -300,8 +323,31 @@ class TraceView:
 
     @cached_property
     def stacks(self) -> dict[int, HostStack]:
-        """Thread → its host events."""
-        return stack_up(self.rows(*HOST_KINDS), self)
+        """Thread → its host events; rows without a thread are in none."""
+        rows = self.rows(*HOST_KINDS)
+        rows = self.nested_order(rows[self.thread[rows] >= 0])
+        parts = np.split(rows, np.flatnonzero(np.diff(self.thread[rows])) + 1) if len(rows) else []
+        return {int(self.thread[part[0]]): HostStack(part, self.start[part]) for part in parts}
+
+    def nested_order(self, rows: Integers) -> Integers:
+        """By thread, then start, then longest first, then creation: what encloses comes before what is inside.
+
+        Files are nearly in order of time, which a stable sort turns into speed; only rows that share their start need
+        more.
+        """
+        start = self.start[rows]
+        order = np.argsort(start, kind="stable")
+        rows, start = rows[order], start[order]
+        same = start[1:] == start[:-1]
+        if same.any():
+            tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+            some = rows[tied]
+            rows[tied] = some[np.lexsort((self.column("event_index")[some], -self.end[some], start[tied]))]
+        thread = self.thread[rows]
+        if len(thread) and thread.max() < 1 << 16:
+            thread = thread.astype(np.uint16)  # numpy sorts short integers by radix
+        by_thread: Integers = rows[np.argsort(thread, kind="stable")]
+        return by_thread
 
     def innermost(self, thread: int, times: Integers) -> Integers:
         """Row of the innermost event open on the thread at each time; −1 where none is."""
