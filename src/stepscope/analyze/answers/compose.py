@@ -324,7 +324,7 @@ def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) 
         return
     first = sequences.sequences[0]
     names = [operator or kernel for operator, kernel in zip(first.operators, first.kernels, strict=True)]
-    shown = " → ".join(cut_text(name, 30) for name in names[:4]) + (" → …" if len(names) > 4 else "")
+    shown = " → ".join([*(cut_text(name, 30) for name in names[:4]), *(["…"] if len(names) > 4 else [])])
     yield Point(
         text=f"{sequences.short_kernels} of {sequences.kernels} kernels take at most "
         f"{format_duration(sequences.short_s)}; fuse {shown} ({first.count} times): {first.launches_saved} launches "

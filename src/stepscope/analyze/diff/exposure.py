@@ -24,6 +24,7 @@ from stepscope.analyze.step.device_work import (
     Window,
     busy_ns,
     device_label,
+    reaching_in,
 )
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
@@ -197,8 +198,7 @@ class Work(NamedTuple):
     """For each share the time that more important ones take from it."""
 
     def part(self, window: Window) -> slice:
-        first = int(np.searchsorted(self.latest_end, window.start_ns, side="left"))
-        return slice(first, max(first, int(np.searchsorted(self.start, window.end_ns, side="left"))))
+        return reaching_in(self.start, self.latest_end, window)
 
     def exposed(self, window: Window) -> tuple[slice, Integers]:
         """For the rows that reach into the window the nanoseconds of it that are theirs alone."""
@@ -230,7 +230,11 @@ class Side:
         self.windows = [self.trace.windows[number] for number in self.numbers]
         whole = self.trace.completion_windows
         self.overlapping = any(self.trace.windows[number] != whole[number] for number in self.numbers)
-        self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
+
+        def busy(work: DeviceWork) -> tuple[int, int]:
+            return sum(busy_ns(work, window) for window in self.windows), -work.device
+
+        self._device = max(self.trace.works, key=busy, default=None)
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
         one = self._device
         self.work = _cpu_work(self.trace) if one is None else _own_times(one.rows, one.start, one.end, one.share)
@@ -243,9 +247,6 @@ class Side:
     def exposed(self) -> list[tuple[slice, Integers]]:
         """For each step the rows of `work` that reach into it, and what of its time is theirs alone."""
         return [self.work.exposed(window) for window in self.windows]
-
-    def _busy(self, work: DeviceWork) -> tuple[int, int]:
-        return sum(busy_ns(work, window) for window in self.windows), -work.device
 
     def idle(self, window: Window) -> IdleTime:
         if self._device is None:

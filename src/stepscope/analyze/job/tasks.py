@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,7 +25,6 @@ from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageE
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Timeline
 
-Task = TypeVar("Task", bound="HasPath")
 Answer = TypeVar("Answer")
 Answers: TypeAlias = Generator[tuple[int, Answer], None, None]
 Progress = Callable[[int, int], None]
@@ -39,16 +38,11 @@ RANKS_A_PROCESS = 64
 """A process is replaced after so many ranks, so that what libraries keep does not add up."""
 
 
-class HasPath(Protocol):
-    @property
-    def path(self) -> str: ...
-
-
 def run_tasks(
-    function: Callable[[Task], Answer],
-    tasks: Sequence[Task],
+    function: Callable[[RankTask], Answer],
+    tasks: Sequence[RankTask],
     *,
-    here: Callable[[Task], Answer] | None = None,
+    here: Callable[[RankTask], Answer] | None = None,
     engine: str | None = None,
     workers: int | None = None,
     on_done: Progress = lambda _done, _of: None,
@@ -68,9 +62,9 @@ def run_tasks(
 
 
 def _answers(
-    function: Callable[[Task], Answer],
-    tasks: Sequence[Task],
-    here: Callable[[Task], Answer],
+    function: Callable[[RankTask], Answer],
+    tasks: Sequence[RankTask],
+    here: Callable[[RankTask], Answer],
     *,
     engine: str | None,
     workers: int | None,
@@ -90,7 +84,7 @@ def _answers(
         raise UsageError(f"there is no engine {engine!r}", hint=hint)
 
 
-def choose_workers(tasks: Sequence[HasPath], asked: int | None) -> int:
+def choose_workers(tasks: Sequence[RankTask], asked: int | None) -> int:
     """As many processes as there are cores and as their memory allows."""
     import psutil
 
@@ -104,7 +98,7 @@ def choose_workers(tasks: Sequence[HasPath], asked: int | None) -> int:
     return max(1, min(cores, len(tasks), int(psutil.virtual_memory().available * 0.8 / each)))
 
 
-def _in_pools(function: Callable[[Task], Answer], tasks: Sequence[Task], workers: int) -> Answers[Answer]:
+def _in_pools(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], workers: int) -> Answers[Answer]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
@@ -140,7 +134,7 @@ def _load(package: str) -> Any:
         raise MissingDependencyError(f"this engine needs the package {package}", hint=hint) from None
 
 
-def _on_ray(function: Callable[[Task], Answer], tasks: Sequence[Task], address: str | None) -> Answers[Answer]:
+def _on_ray(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], address: str | None) -> Answers[Answer]:
     ray = _load("ray")
     mine = not ray.is_initialized()
     if mine:
@@ -165,7 +159,7 @@ def _unwrap_ray(ray: Any, reference: Any) -> Any:
         raise cause if isinstance(cause, StepscopeError) else error from None
 
 
-def _on_dask(function: Callable[[Task], Answer], tasks: Sequence[Task], address: str) -> Answers[Answer]:
+def _on_dask(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], address: str) -> Answers[Answer]:
     dask = _load("distributed")
     try:
         client = dask.Client(address, timeout=10)

@@ -116,10 +116,9 @@ def _slow_finding(matrix: PairMatrix, said: Sequence[_Named]) -> Finding:
 
 
 def _effects(matrix: PairMatrix, logs: dict[Quantity, float]) -> Effect:
-    latency, bandwidth = logs.get("latency"), logs.get("bandwidth")
     return Effect(
-        latency_ratio=math.exp(latency) if latency is not None else None,
-        bandwidth_ratio=math.exp(-bandwidth) if bandwidth is not None else None,
+        latency_ratio=math.exp(logs["latency"]) if "latency" in logs else None,
+        bandwidth_ratio=math.exp(-logs["bandwidth"]) if "bandwidth" in logs else None,
         has_latency=matrix.small_bytes is not None,
         has_bandwidth=matrix.large_bytes is not None,
     )

@@ -107,9 +107,13 @@ class DeviceWork:
         return share_work(self._take("kind"), self._take("category"))
 
     def part(self, window: Window) -> slice:
-        """Rows that reach into the window (some in between may have ended before it)."""
-        first = int(self.latest_end.searchsorted(window.start_ns, side="left"))
-        return slice(first, max(first, int(self.start.searchsorted(window.end_ns, side="left"))))
+        return reaching_in(self.start, self.latest_end, window)
+
+
+def reaching_in(start: Integers, latest_end: Integers, window: Window) -> slice:
+    """Of rows in order of start those that reach into the window (some in between may have ended before it)."""
+    first = int(latest_end.searchsorted(window.start_ns, side="left"))
+    return slice(first, max(first, int(start.searchsorted(window.end_ns, side="left"))))
 
 
 def share_work(kind: Integers, category: Integers) -> Integers:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,71 +13,6 @@ from stepscope.analyze.step.view import NEVER, TraceView
 from stepscope.formats import classify
 from stepscope.formats.classify import HOST_WAITS, classify_call, classify_host_communication
 from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC, Integers
-
-if TYPE_CHECKING:
-    Waits = Mapping[int, Integers]
-    """Thread → when its calls began that make a stream wait for an event; ascending."""
-
-
-class LaunchSurvey:
-    """What the launches of a trace tell of its waits."""
-
-    def __init__(self, trace: TraceView, waits: Waits) -> None:
-        self._trace = trace
-        self._waits = waits
-
-    @cached_property
-    def least(self) -> Integers:
-        """By code of the call's name the shortest time from a call to the start of its work on an empty stream.
-
-        0 where none was seen.
-        """
-        trace = self._trace
-        least = np.full(len(trace.timeline.texts), NEVER)
-        for work in trace.works:
-            free_from = trace.order_on_streams(work).free_from
-            alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
-            latency = np.maximum(work.start[alone] - work.called[alone], 0)
-            np.minimum.at(least, trace.name[work.launch[alone]], latency)
-        least[least == NEVER] = 0
-        return least
-
-    @cached_property
-    def threads(self) -> list[int]:
-        """Threads that launched device work; −1 where the trace does not name the thread."""
-        trace = self._trace
-        found = (distinct(trace.thread[work.launch[work.launch >= 0]]) for work in trace.works)
-        return sorted({thread for threads in found for thread in threads})
-
-    @cached_property
-    def blocking(self) -> Integers:
-        """Calls of copies that did not leave the host to go on.
-
-        Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
-        launch of a graph starts many: that one copy in it has ended by then says nothing.
-        """
-        trace = self._trace
-        found = [np.zeros(0, np.int64)]
-        for work in trace.works:
-            copies = work.rows[trace.kind[work.rows] == COPY]
-            copies = copies[trace.parent[copies] >= 0]
-            launch = trace.parent[copies]
-            pageable = trace.has_name(copies, lambda name: "Pageable" in name)
-            waited = trace.end[launch] >= np.where(pageable, trace.start[copies], trace.end[copies])
-            found.append(_launch_nothing_else(work, launch[waited]))
-        return np.concatenate(found)
-
-    @cached_property
-    def held(self) -> dict[int, Integers]:
-        """Thread → when its launches began that are the first after a wait for an event, ascending."""
-        trace = self._trace
-        held = {}
-        for one, times in self._waits.items():
-            called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
-            launches = np.sort(np.concatenate([times[:0], *called]), kind="stable")
-            following = launches.searchsorted(times, side="left")
-            held[one] = launches[following[following < len(launches)]]
-        return held
 
 
 def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
@@ -125,7 +58,7 @@ class HostWaits:
         """Runtime rows that wait: by name, and copies that did not leave the host to go on."""
         trace = self._trace
         found = trace.named(self._waiting, is_blocking_name)
-        return unique(np.append(found, self.launches.blocking)) if len(self.launches.blocking) else found
+        return unique(np.append(found, self._blocking_copies)) if len(self._blocking_copies) else found
 
     @cached_property
     def _blocked(self) -> Intervals:
@@ -183,12 +116,52 @@ class HostWaits:
         }
 
     @cached_property
-    def launches(self) -> LaunchSurvey:
+    def least(self) -> Integers:
+        """By code of the call's name the shortest time from a call to the start of its work on an empty stream.
+
+        0 where none was seen.
+        """
+        trace = self._trace
+        least = np.full(len(trace.timeline.texts), NEVER)
+        for work in trace.works:
+            free_from = trace.order_on_streams(work).free_from
+            alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
+            latency = np.maximum(work.start[alone] - work.called[alone], 0)
+            np.minimum.at(least, trace.name[work.launch[alone]], latency)
+        least[least == NEVER] = 0
+        return least
+
+    @cached_property
+    def _blocking_copies(self) -> Integers:
+        """Calls of copies that did not leave the host to go on.
+
+        Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
+        launch of a graph starts many: that one copy in it has ended by then says nothing.
+        """
+        trace = self._trace
+        found = [np.zeros(0, np.int64)]
+        for work in trace.works:
+            copies = work.rows[trace.kind[work.rows] == COPY]
+            copies = copies[trace.parent[copies] >= 0]
+            launch = trace.parent[copies]
+            pageable = trace.has_name(copies, lambda name: "Pageable" in name)
+            waited = trace.end[launch] >= np.where(pageable, trace.start[copies], trace.end[copies])
+            found.append(_launch_nothing_else(work, launch[waited]))
+        return np.concatenate(found)
+
+    @cached_property
+    def _held(self) -> dict[int, Integers]:
+        """Thread → when its launches began that are the first after a wait for an event, ascending."""
         trace = self._trace
         rows = trace.named(self._waiting, is_wait_name)
-        thread = trace.thread[rows]
-        waits = {one: np.sort(trace.start[rows[thread == one]]) for one in distinct(thread)}
-        return LaunchSurvey(trace, waits)
+        held = {}
+        for one in distinct(trace.thread[rows]):
+            times = np.sort(trace.start[rows[trace.thread[rows] == one]])
+            called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
+            launches = np.sort(np.concatenate([times[:0], *called]), kind="stable")
+            following = launches.searchsorted(times, side="left")
+            held[one] = launches[following[following < len(launches)]]
+        return held
 
     def is_blocking(self, rows: Integers) -> Mask:
         """Whether each of these calls returned only when device work had ended."""
@@ -242,7 +215,7 @@ class HostWaits:
             return waited
         launch = trace.parent[work.rows[place]]
         thread = trace.thread[launch]
-        for one, held in self.launches.held.items():
+        for one, held in self._held.items():
             mine = np.flatnonzero(thread == one)
             called = trace.start[launch[mine]]
             waited[mine] = held.searchsorted(called, side="right") > held.searchsorted(called, side="left")

@@ -170,7 +170,7 @@ def _reasons(
     nothing_follows = following == MISSING
     known = launch >= 0
     called = np.where(known, trace.start[launch], begin)
-    least = np.where(known, waits.launches.least[trace.name[launch]], 0)
+    least = np.where(known, waits.least[trace.name[launch]], 0)
     # A call that has not returned by the end of the gap has not done its work before either.
     late = known & ((called + least > begin) | (trace.end[launch] >= finish))
     reasons = np.where(late | nothing_follows, HOST_LAUNCH, UNKNOWN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -332,35 +331,31 @@ def _slowest(
 
 def _queue_depths(launches: _Launches, window: Window) -> list[QueueDepth]:
     """For each device, and for its streams where there are several."""
-    depths: list[QueueDepth] = []
     times = launches.called, launches.begun, np.maximum(launches.end, launches.called)
     devices = distinct(launches.device)
+    depths: list[QueueDepth] = []
     for device in devices:
         here: Any = np.flatnonzero(launches.device == device) if len(devices) > 1 else slice(None)
         of_device, stream = [time[here] for time in times], launches.stream[here]
-        depths.append(_queue_depth(of_device, window, place=(device, None)))
         streams = distinct(stream)
-        for one in streams if len(streams) > 1 else []:
-            mine = np.flatnonzero(stream == one)
-            depths.append(_queue_depth([time[mine] for time in of_device], window, place=(device, one)))
+        for one in [None, *streams] if len(streams) > 1 else [None]:
+            mine: Any = slice(None) if one is None else np.flatnonzero(stream == one)
+            called, begun, finished = (time[mine] for time in of_device)
+            pending = count_open(called, begun, *window, share=0.95)
+            outstanding = count_open(called, finished, *window, share=0.95)
+            depths.append(
+                QueueDepth(
+                    device=device_label(device),
+                    stream=one,
+                    pending_mean=pending.mean,
+                    pending_p95=pending.quantile,
+                    pending_max=pending.most,
+                    outstanding_mean=outstanding.mean,
+                    outstanding_p95=outstanding.quantile,
+                    outstanding_max=outstanding.most,
+                )
+            )
     return depths
-
-
-def _queue_depth(times: Sequence[Any], window: Window, *, place: tuple[int, int | None]) -> QueueDepth:
-    """Queue lengths over time, of work that was called, begun and finished at these times."""
-    called, begun, finished = times
-    pending = count_open(called, begun, *window, share=0.95)
-    outstanding = count_open(called, finished, *window, share=0.95)
-    return QueueDepth(
-        device=device_label(place[0]),
-        stream=place[1],
-        pending_mean=pending.mean,
-        pending_p95=pending.quantile,
-        pending_max=pending.most,
-        outstanding_mean=outstanding.mean,
-        outstanding_p95=outstanding.quantile,
-        outstanding_max=outstanding.most,
-    )
 
 
 def _blocked(trace: TraceView, calls: Any, durations: Any, pending: StepFunction) -> BlockedLaunches:
