@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.section import Brief, Section, Table, field, make_table
-from stepscope.analyze.step.numbers import highest_places, sum_by
+from stepscope.analyze.step.numbers import highest_places, make_rows, sum_by
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.formats.memory import Fragmentation, MemoryHistory, OutOfMemory
 from stepscope.formats.timeline import Integers
@@ -220,15 +220,11 @@ def _period(sizes: Integers) -> int | None:
 
 def _points(history: MemoryHistory, total: Integers, first_ns: int) -> list[MemoryPoint]:
     """All changes, or the highest of each of equally long stretches where there are too many."""
+    chosen = highest_places(total, MOST_POINTS)
     time, reserved = history.time_ns, history.reserved_bytes
-    return [
-        MemoryPoint(
-            time_s=None if time is None else (int(time[place]) - first_ns) / 1e9,
-            allocated_bytes=int(total[place]),
-            reserved_bytes=None if reserved is None else int(reserved[place]),
-        )
-        for place in highest_places(total, MOST_POINTS).tolist()
-    ]
+    columns = {"time_s": [None] * len(chosen) if time is None else (time[chosen] - first_ns) / 1e9}
+    columns["reserved_bytes"] = [None] * len(chosen) if reserved is None else reserved[chosen]
+    return make_rows(MemoryPoint, columns | {"allocated_bytes": total[chosen]})
 
 
 def _sentence(history: MemoryHistory, peak_bytes: int, at_peak: Sequence[Held], growth: Growth | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from stepscope.analyze.critical.draft import Constants
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.schedule import Checks, Schedule, StepGraph, check_graph, find_slack, path_edges, retime
-from stepscope.analyze.step.numbers import Whole, seconds, sum_by
+from stepscope.analyze.step.numbers import Whole, make_rows, seconds, sum_by
 from stepscope.core.units import format_share
 from stepscope.formats.timeline import Timeline
 
@@ -169,17 +169,14 @@ def _by_name_and_kind(graph: StepGraph, rank: Whole, row: Whole, cost: Whole) ->
 def _by_name(graph: StepGraph, columns: PathColumns) -> list[PathShare]:
     keys, which = _by_name_and_kind(graph, columns.rank, columns.row, columns.cost)
     total, count = sum_by(which, columns.length, len(keys)), np.bincount(which, minlength=len(keys))
-    whole = int(total.sum()) or 1
-    return [
-        PathShare(
-            name=keys[place][0],
-            kind=keys[place][1],
-            time_s=seconds(int(total[place])),
-            share=int(total[place]) / whole,
-            count=int(count[place]),
-        )
-        for place in np.argsort(-total, kind="stable")[:MOST_NAMES].tolist()
-    ]
+    order = np.argsort(-total, kind="stable")[:MOST_NAMES]
+    times = {"time_s": total[order] / 1e9, "count": count[order], "share": total[order] / (int(total.sum()) or 1)}
+    return make_rows(PathShare, _named(keys, order) | times)
+
+
+def _named(keys: Sequence[tuple[str, str]], order: Whole) -> dict[str, Any]:
+    """The columns `name` and `kind`."""
+    return {what: [keys[place][number] for place in order.tolist()] for number, what in enumerate(("name", "kind"))}
 
 
 def _segments(graph: StepGraph, columns: PathColumns) -> list[PathSegment]:
@@ -219,18 +216,10 @@ def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[N
     on_path = sum_by(which, np.where(np.isin(work, edges), schedule.weight[work], 0), len(keys))
     least = np.full(len(keys), np.iinfo(np.int64).max)
     np.minimum.at(least, which, find_slack(graph, schedule)[graph.edges.target[work]])
-    count = np.bincount(which, minlength=len(keys))
-    return [
-        NameSlack(
-            name=keys[place][0],
-            kind=keys[place][1],
-            count=int(count[place]),
-            time_s=seconds(int(total[place])),
-            on_path_s=seconds(int(on_path[place])),
-            least_slack_s=seconds(int(least[place])),
-        )
-        for place in np.argsort(-total, kind="stable")[:MOST_NAMES].tolist()
-    ]
+    count, order = np.bincount(which, minlength=len(keys)), np.argsort(-total, kind="stable")[:MOST_NAMES]
+    times = {"time_s": total, "on_path_s": on_path, "least_slack_s": least}
+    columns = {name: values[order] / 1e9 for name, values in times.items()}
+    return make_rows(NameSlack, _named(keys, order) | columns | {"count": count[order]})
 
 
 def _work_edges(graph: StepGraph) -> Whole:

@@ -62,26 +62,19 @@ def list_collectives(timeline: Timeline, step: int | None = None) -> list[Collec
 def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
     collective, duration_s = cells["collective"], (cells["end_ns"] - cells["start_ns"]) / 1e9
     guess = collective == coll.SEND_RECV
+    known: dict[str, Any] = {name: _known(cells[name]) for name in ("step", "sequence", "peer", "size_bytes", "stream")}
     return CollectiveCall(
-        row=cells["row"],
+        **known,
+        **{name: cells[name] for name in ("row", "call", "pieces", "start_ns", "end_ns")},
         collective=coll.COLLECTIVES[collective],
         named_by=NAMED_BY[cells["named_by"]],
         note=_LEFT_OPEN if guess else None,
         place=PLACES[cells["place"]],
-        step=_known(cells["step"]),
-        call=cells["call"],
-        sequence=_known(cells["sequence"]),
         group=found.groups[cells["group"]],
-        peer=_known(cells["peer"]),
         dtype=found.dtypes[cells["dtype"]] if cells["dtype"] >= 0 else None,
-        size_bytes=_known(cells["size_bytes"]),
         size_unknown=SIZE_REASONS[cells["size_reason"]] or None,
-        stream=_known(cells["stream"]),
-        pieces=cells["pieces"],
-        start_ns=cells["start_ns"],
-        end_ns=cells["end_ns"],
         duration_s=duration_s,
-        algbw_bytes_per_s=rate(_known(cells["size_bytes"]), duration_s),
+        algbw_bytes_per_s=rate(known["size_bytes"], duration_s),
         busbw_bytes_per_s=rate(_known(cells["bus_bytes"]), duration_s),
     )
 

@@ -128,12 +128,17 @@ class Matching:
 
 def order_digests(digests: Sequence[RankDigest]) -> list[RankDigest]:
     """By rank. A single trace without a rank is rank 0; several must each say theirs."""
+    for item in digests:
+        if item.version != DIGEST_VERSION:
+            raise UsageError(
+                f"the digest of rank {item.rank} has version {item.version}, this is version {DIGEST_VERSION}",
+                hint="make the digests of all ranks with one version of stepscope",
+                where=item.source or None,
+            )
     if len(digests) == 1 and digests[0].rank is None:
-        _check_version(digests[0])
         return [msgspec.structs.replace(digests[0], rank=0)]
     seen: dict[int, RankDigest] = {}
     for item in digests:
-        _check_version(item)
         if item.rank is None:
             raise UsageError(
                 "the trace does not say of which rank it is, and there are several",
@@ -150,27 +155,13 @@ def order_digests(digests: Sequence[RankDigest]) -> list[RankDigest]:
     return [seen[rank] for rank in sorted(seen)]
 
 
-def _check_version(item: RankDigest) -> None:
-    if item.version != DIGEST_VERSION:
-        raise UsageError(
-            f"the digest of rank {item.rank} has version {item.version}, this is version {DIGEST_VERSION}",
-            hint="make the digests of all ranks with one version of stepscope",
-            where=item.source or None,
-        )
-
-
 def match(digests: Sequence[RankDigest]) -> Matching:
     """Matches the calls of these ranks; the order of the digests does not matter."""
     ordered = order_digests(digests)
     ranks = np.array([item.rank for item in ordered], np.int64)
     rows, rank, groups, dtypes = _lay_together(ordered)
     channel, usable = _channels(rows, ranks[rank], len(groups))
-    best = _Best(rows, rank, channel, len(ordered))
-    best.try_all(np.flatnonzero(usable))
-    member, first, method, unmatched, reason = best.result()
-    lost = np.flatnonzero(~usable)
-    unmatched = np.concatenate([unmatched, lost])
-    reason = np.concatenate([reason, np.full(len(lost), NO_PEER, np.int64)])
+    member, first, method, unmatched, reason = _Best(rows, rank, channel, len(ordered), usable).result()
     by_row = np.argsort(unmatched, kind="stable")
     worlds = [item.world_size for item in ordered if item.world_size is not None]
     return _describe(
@@ -264,7 +255,7 @@ def _channels(rows: Any, rank: Whole, groups: int) -> tuple[Whole, Mask]:
 class _Best:
     """Tries the methods and keeps for each channel the one that matches most calls; earlier ones win ties."""
 
-    def __init__(self, rows: Any, rank: Whole, channel: Whole, ranks: int) -> None:
+    def __init__(self, rows: Any, rank: Whole, channel: Whole, ranks: int, usable: Mask) -> None:
         self.rows, self.rank, self.channel = rows, rank, channel
         self.channels = int(channel.max()) + 1 if len(channel) else 0
         users = unique(channel * ranks + rank) // ranks
@@ -274,23 +265,20 @@ class _Best:
         self.matched = np.full(self.channels, -1)
         self.method = np.full(self.channels, -1)
         self.tried: list[tuple[int, Whole, Whole, Whole]] = []
-        self.usable = np.empty(0, np.int64)
+        self.usable, self.lost = np.flatnonzero(usable), np.flatnonzero(~usable)
         collective = rows["collective"].astype(np.int64)
         vague = (rows["named_by"] == BY_KERNEL) & np.isin(collective, (coll.SEND_RECV, coll.OTHER))
         self.low, self.high = np.where(vague, 255, collective), np.where(vague, -1, collective)
         sized = np.isin(collective, coll.EVEN) & (rows["size_bytes"] >= 0)
         self.least = np.where(sized, rows["size_bytes"], np.iinfo(np.int64).max)
         self.most = np.where(sized, rows["size_bytes"], -1)
-
-    def try_all(self, usable: Whole) -> None:
-        self.usable = usable
         for method in range(len(METHODS)):
             open_channels = (self.matched < self.calls) & (self.expected > 1)
-            rows = usable[open_channels[self.channel[usable]]]
+            places = self.usable[open_channels[self.channel[self.usable]]]
             if method == BY_SEQUENCE:
-                rows = self._numbered(rows)
-            if len(rows):
-                self._try(method, rows)
+                places = self._numbered(places)
+            if len(places):
+                self._try(method, places)
 
     def _numbered(self, rows: Whole) -> Whole:
         """Rows of channels in which every call has a sequence number."""
@@ -344,7 +332,7 @@ class _Best:
         empty = np.empty(0, np.int64)
         alone = self.usable[self.expected[self.channel[self.usable]] < 2]
         runs = [(empty, empty, empty)]
-        left = [(alone, np.full(len(alone), ALONE, np.int64))]
+        left = [(rows, np.full(len(rows), why)) for rows, why in ((alone, ALONE), (self.lost, NO_PEER))]
         for method, member, first, reason in self.tried:
             chosen = self.method[self.channel[member[first]]] == method
             count = _run_lengths(first, member)
@@ -418,12 +406,8 @@ def _common_sizes(rows: Any, member: Whole, first: Whole, collective: Whole, mem
     size = np.where((size < 0) & (piece >= 0) & (members > 0), piece * members, size)
     bus = _reduce(np.maximum, rows["bus_bytes"][member], first)
     lacking = (bus < 0) & (size >= 0) & (members > 0)
-    factors = {
-        (int(kind), int(n)): coll.bus_factor(coll.COLLECTIVES[kind], int(n))
-        for kind, n in np.unique(np.stack([collective, members], axis=1)[lacking], axis=0)
-    }
-    for (kind, n), factor in factors.items():
-        if factor is not None:
+    for kind, n in np.unique(np.stack([collective, members], axis=1)[lacking], axis=0).tolist():
+        if (factor := coll.bus_factor(coll.COLLECTIVES[kind], n)) is not None:
             here = lacking & (collective == kind) & (members == n)
             bus[here] = np.rint(size[here] * factor)
     return size, bus

@@ -21,7 +21,7 @@ from stepscope.analyze.ranks.stragglers import (
     step_tables,
 )
 from stepscope.analyze.ranks.waiting import Waiting, WaitingMap, find_waiting, map_waiting
-from stepscope.analyze.step.numbers import Floats, Whole, run_sums
+from stepscope.analyze.step.numbers import Floats, Whole, known_only, make_rows, run_sums
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
@@ -198,19 +198,11 @@ def _rank_waiting(
     matched = np.bincount(rank, minlength=ranks)
     calls = matched + np.bincount(matching.rank[alone], minlength=ranks)
     some = np.bincount(rank[told], minlength=ranks) > 0
-    return [
-        RankWaiting(
-            rank=int(item.rank or 0),
-            source=item.source,
-            calls=int(calls[place]),
-            matched_calls=int(matched[place]),
-            collective_s=float(spent[place]),
-            wait_s=float(wait[place]) if some[place] else None,
-            wait_share=float(wait[place] / inside[place]) if inside[place] > 0 else None,
-            wait_by_durations_s=float(compared[place]) if some[place] else None,
-        )
-        for place, item in enumerate(digests)
-    ]
+    columns = {"rank": [item.rank or 0 for item in digests], "source": [item.source for item in digests]}
+    columns |= {"calls": calls, "matched_calls": matched, "collective_s": spent}
+    columns |= {"wait_s": known_only(wait, some), "wait_by_durations_s": known_only(compared, some)}
+    share = known_only(wait / np.where(inside > 0, inside, 1.0), inside > 0)
+    return make_rows(RankWaiting, columns | {"wait_share": share})
 
 
 def _explain_steps(

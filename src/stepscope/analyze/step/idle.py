@@ -12,7 +12,7 @@ from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import Intervals, measure_within
-from stepscope.analyze.step.numbers import Whole, distinct, number_codes, seconds, share_of, sum_by, top_by
+from stepscope.analyze.step.numbers import Whole, distinct, make_rows, number_codes, seconds, share_of, sum_by, top_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.classify import short_name
@@ -285,14 +285,13 @@ def _label(texts: Sequence[str], code: int) -> str:
 
 
 def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int) -> list[IdleOf]:
-    counts, sums = np.bincount(place, minlength=len(labels)).tolist(), sum_by(place, lengths, len(labels))
+    counts, sums = np.bincount(place, minlength=len(labels)), sum_by(place, lengths, len(labels))
     longest = np.zeros(len(labels), np.int64)
     np.maximum.at(longest, place, lengths)
-    listed = zip(labels, counts, sums.tolist(), longest.tolist(), strict=True)
-    return [
-        IdleOf(operator=name, gaps=count, total_s=seconds(spent), share=share_of(spent, total), longest_s=seconds(most))
-        for name, count, spent, most in sorted(listed, key=lambda one: -one[2])
-    ]
+    order = np.argsort(-sums, kind="stable")
+    columns = {"operator": [labels[one] for one in order.tolist()], "gaps": counts[order]}
+    columns |= {"total_s": sums[order] / 1e9, "share": sums[order] / max(total, 1), "longest_s": longest[order] / 1e9}
+    return make_rows(IdleOf, columns)
 
 
 def _describe_gap(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO
-from stepscope.analyze.step.numbers import Floats, Mask, seconds, share_of
+from stepscope.analyze.step.numbers import Floats, Mask, known_only, make_rows
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON, Integers
 
@@ -86,24 +86,13 @@ def tabulate(names: Sequence[str], group: Any, durations: Any) -> TimesTable:
     deviations = np.sqrt(squares / np.maximum(counts - 1, 1))
     median, p95 = (_quantile(ordered, first, counts, q) for q in (0.5, 0.95))
     order, whole = np.argsort(-totals, kind="stable"), int(totals.sum())
-    columns = (counts, totals, means, median, p95, ordered[first], ordered[last - 1], deviations)
-    rows = [
-        Times(
-            name=names[place],
-            count=count,
-            total_s=seconds(total),
-            share=share_of(total, whole),
-            mean_s=seconds(mean),
-            median_s=seconds(middle),
-            p95_s=seconds(high),
-            min_s=seconds(least),
-            max_s=seconds(most),
-            std_s=seconds(deviation) if count > 1 else None,
-        )
-        for place, count, total, mean, middle, high, least, most, deviation in zip(
-            order.tolist(), *(values[order].tolist() for values in columns), strict=True
-        )
-    ]
+    times = {"total_s": totals, "mean_s": means, "median_s": median, "p95_s": p95}
+    times |= {"min_s": ordered[first], "max_s": ordered[last - 1]}
+    columns: dict[str, Any] = {name: values[order] / 1e9 for name, values in times.items()}
+    columns["name"] = [names[place] for place in order.tolist()]
+    columns["count"], columns["share"] = counts[order], totals[order] / max(whole, 1)
+    columns["std_s"] = known_only(deviations / 1e9, counts > 1)[order]
+    rows = make_rows(Times, columns)
     reached = np.cumsum(totals[order])
     return TimesTable(rows=rows, covering=min(int(np.searchsorted(reached, COVERED * whole)) + 1, len(rows)))
 

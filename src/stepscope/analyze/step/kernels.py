@@ -18,7 +18,7 @@ from stepscope.analyze.step.kernel_groups import (
     find_phases,
     tabulate,
 )
-from stepscope.analyze.step.numbers import number_codes, seconds, share_of, sum_by
+from stepscope.analyze.step.numbers import make_rows, number_codes, seconds, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import count_of, format_duration
 from stepscope.formats.classify import CATEGORIES, short_name
@@ -243,21 +243,12 @@ def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator
     name = trace.name[rows]
     different, group = number_codes(name, len(trace.timeline.texts))
     nested = inside[trace.name[calling] == name[inside]]
-    counts = np.bincount(group, minlength=len(different)).tolist()
     selfs = sum_by(group, np.maximum(durations - inner, 0), len(different))
     totals = sum_by(group, durations, len(different)) - sum_by(group[nested], durations[nested], len(different))
-    whole = int(selfs.sum())
-    listed = zip(different, counts, totals.tolist(), selfs.tolist(), strict=True)
-    return [
-        HostOperator(
-            name=trace.text(code),
-            count=count,
-            total_s=seconds(total),
-            self_s=seconds(own_ns),
-            share=share_of(own_ns, whole),
-        )
-        for code, count, total, own_ns in sorted(listed, key=lambda one: -one[3])
-    ]
+    order = np.argsort(-selfs, kind="stable")
+    columns = {"name": [trace.text(different[place]) for place in order.tolist()], "count": np.bincount(group)[order]}
+    columns |= {"total_s": totals[order] / 1e9, "self_s": selfs[order] / 1e9}
+    return make_rows(HostOperator, columns | {"share": selfs[order] / max(int(selfs.sum()), 1)})
 
 
 def kernels_section(job: JobReport) -> Section | None:

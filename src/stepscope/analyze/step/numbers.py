@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Whole: TypeAlias = "NDArray[np.int64]"
 Floats: TypeAlias = "NDArray[np.float64]"
 Mask: TypeAlias = "NDArray[np.bool_]"
+Row = TypeVar("Row")
 
 
 def seconds(nanoseconds: float) -> float:
@@ -76,6 +77,17 @@ def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:
     place = np.empty(size, np.int64)
     place[different] = np.arange(len(different))
     return different.tolist(), place[codes]
+
+
+def known_only(values: Any, is_known: Mask) -> Any:
+    """The values; None where they are not known."""
+    return np.where(is_known, values, np.array(None))
+
+
+def make_rows(kind: Callable[..., Row], columns: Mapping[str, Any]) -> list[Row]:
+    """A struct for each row of these columns, which are lists or arrays."""
+    lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns.values()]
+    return [kind(**dict(zip(columns, cells, strict=True))) for cells in zip(*lists, strict=True)]
 
 
 def share_of(part: float, whole: float) -> float:
