@@ -225,7 +225,9 @@ def graph_of_job(
     """
     if len(timelines) == 1:
         return build_graph(timelines[0], view(timelines[0]).median_step() if step is None else step)
-    timelines = _count_alike(timelines)
+    if (pairs := pair_numbers([_numbers(timeline) for timeline in timelines])) is not None:
+        # The graph asks every rank for the same number.
+        timelines = [_renumber(timeline, mapping) for timeline, mapping in zip(timelines, pairs, strict=True)]
     number = _choose_step(timelines, step)
     matched = matched or match_ranks(timelines)
     matching, offsets = matched.matching, usable_offsets_ns(matched.clocks)
@@ -238,14 +240,6 @@ def graph_of_job(
 
 def _numbers(timeline: Timeline) -> list[int]:
     return [span.number for span in timeline.steps]
-
-
-def _count_alike(timelines: Sequence[Timeline]) -> list[Timeline]:
-    """The graph asks every rank for the same number."""
-    pairs = pair_numbers([_numbers(timeline) for timeline in timelines])
-    if pairs is None:
-        return list(timelines)
-    return [_renumber(timeline, mapping) for timeline, mapping in zip(timelines, pairs, strict=True)]
 
 
 def _renumber(timeline: Timeline, mapping: Mapping[int, int]) -> Timeline:
@@ -271,8 +265,7 @@ def _choose_step(timelines: Sequence[Timeline], asked: int | None) -> int | None
     if not common:
         raise UsageError("the ranks have no step in common", hint="give one of them alone with --rank N")
     trace = view(timelines[0])
-    filled = [one for one in common if one not in trace.empty_steps] or list(common)
-    return sorted(filled, key=lambda one: trace.windows[one].length_ns)[(len(filled) - 1) // 2]
+    return trace.middle_of([one for one in common if one not in trace.empty_steps] or common)
 
 
 def _meetings(matching: Matching, order: Sequence[int]) -> list[list[tuple[int, int]]]:

@@ -227,10 +227,7 @@ def apply_edits(graph: StepGraph, edits: Sequence[Edit], *, strict: bool = True)
 
 
 def _scaled(time: Whole, factor: Floats) -> Whole:
-    changed = factor != 1
-    scaled = time.copy()
-    scaled[changed] = np.rint(time[changed] * factor[changed]).astype(np.int64)
-    return scaled
+    return np.where(factor == 1, time, np.rint(time * factor).astype(np.int64))
 
 
 def _chosen(graph: StepGraph, edit: Edit) -> Mask:

@@ -194,29 +194,24 @@ def _say_parts(diff: TraceDiff) -> str:
     against = [one for one in large if (one.change_ns > 0) != up and one.clear]
     said = ""
     if along:
-        first, *others = along[:MOST_NAMED]
-        listed = [f"{format_duration(abs(first.change_s))} of it is {_name(first, diff)}"]
-        listed += [f"{format_duration(abs(one.change_s))} {_name(one, diff)}" for one in others]
+        of = [f" {'of it is ' if one is along[0] else ''}{_name(one, diff)}" for one in along[:MOST_NAMED]]
+        listed = [format_duration(abs(one.change_s)) + name for one, name in zip(along, of, strict=False)]
         said = f": {_and(listed)}"
-    if against:
-        word = "less" if up else "more"
-        listed = [f"{format_duration(abs(one.change_s))} {word} {_name(one, diff)}" for one in against[:MOST_NAMED]]
-        said += f"; against it {_and(listed)}"
-    return said
+    return said + (f"; against it {_list_changes(against, diff)}" if against else "")
 
 
 def _say_exceptions(diff: TraceDiff) -> str:
     """What changed clearly in a step that as a whole did not."""
     clear = [one for one in diff.contributions if one.clear and one.change_ns]
-    if not clear:
-        return ""
-    least = LEAST_NAMED * abs(clear[0].change_ns)
-    listed = [
+    large = [one for one in clear[:MOST_NAMED] if abs(one.change_ns) >= LEAST_NAMED * abs(clear[0].change_ns)]
+    return f"; clear in it: {_list_changes(large, diff)}" if clear else ""
+
+
+def _list_changes(some: Sequence[Contribution], diff: TraceDiff) -> str:
+    return _and([
         f"{format_duration(abs(one.change_s))} {'more' if one.change_ns > 0 else 'less'} {_name(one, diff)}"
-        for one in clear[:MOST_NAMED]
-        if abs(one.change_ns) >= least
-    ]
-    return f"; clear in it: {_and(listed)}"
+        for one in some[:MOST_NAMED]
+    ])  # fmt: skip
 
 
 def _and(parts: Sequence[str]) -> str:

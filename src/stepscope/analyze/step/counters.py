@@ -74,7 +74,7 @@ class _Ranges(NamedTuple):
 def count_by_operator(timeline: Timeline, step: int | None) -> CounterReport:
     """Counters of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
+    trace.check(step)
     ranges = _find_ranges(trace)
     launch, ways = _match(trace, ranges)
     if step is not None:
@@ -189,7 +189,7 @@ def _sum_up(trace: TraceView, launch: Integers, values: Sequence[Mapping[str, fl
     groups: dict[str, list[int]] = {}
     tops: dict[str, dict[str, None]] = {}
     for place, (own, top) in enumerate(zip(inner.tolist(), outer.tolist(), strict=True)):
-        name = trace.text(int(trace.name[own])) if own >= 0 else NO_OPERATOR
+        name = trace.label(own) or NO_OPERATOR
         groups.setdefault(name, []).append(place)
         if top >= 0:
             tops.setdefault(name, {})[trace.text(int(trace.name[top]))] = None

@@ -149,9 +149,9 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
         time_s=seconds(length(spans)),
         count=len(calls),
         call=trace.text(int(trace.name[longest])),
-        function=trace.text(int(trace.name[function])) if function >= 0 else None,
+        function=trace.label(function),
         function_s=seconds(own_ns),
-        caller=trace.text(int(trace.name[caller])) if caller >= 0 else None,
+        caller=trace.label(caller),
     )
 
 

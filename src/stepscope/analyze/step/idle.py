@@ -300,14 +300,14 @@ def _describe_gap(
     start, end = int(gaps.spans.start[one]), int(gaps.spans.end[one])
     parts = gaps.parts[one].tolist()
     following = int(gaps.next[one])
-    name = trace.text(int(trace.name[work.rows[following]])) if following >= 0 else None
+    name = trace.label(int(work.rows[following])) if following >= 0 else None
     return IdleGap(
         start_s=seconds(start - window.start_ns),
         duration_s=seconds(end - start),
         reason=REASONS[parts.index(max(parts))],
         parts_s={reason: seconds(spent) for reason, spent in zip(REASONS, parts, strict=True) if spent},
         operator=label,
-        call=trace.text(int(trace.name[doing])) if doing >= 0 and trace.kind[doing] == RUNTIME else None,
+        call=trace.label(doing) if trace.kind[doing] == RUNTIME else None,
         next_name=None if name is None else short_name(name),
     )
 

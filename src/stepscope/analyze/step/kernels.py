@@ -119,10 +119,8 @@ class KernelReport(KernelTimes, frozen=True, kw_only=True):
 def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
     """The device work of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.check(step)
     rows = trace.rows_of(step, *DEVICE_KINDS)
     durations = trace.end[rows] - trace.start[rows]
-    times = _kernel_times(trace, step, rows, durations)
     is_operator = trace.is_kind(OPERATOR)
     inner = trace.enclosing(trace.parent[rows], is_operator)
     outer = trace.outermost(inner, is_operator)
@@ -131,13 +129,13 @@ def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
     if modules is None and len(rows):
         notes.append(NO_MODULES_NOTE)
     return KernelReport(
-        **msgspec.structs.asdict(times),
+        **msgspec.structs.asdict(kernel_times(timeline, step)),
         by_operator=_by_row(trace, inner, durations, NO_OPERATOR),
         by_top_operator=_by_row(trace, outer, durations, NO_OPERATOR),
         by_phase=tabulate(PHASES, find_phases(trace, rows), durations),
         by_module=None if modules is None else _by_row(trace, modules, durations, NO_MODULE),
         by_annotation=_by_row(trace, find_annotations(trace, rows), durations, NO_ANNOTATION),
-        transfers=_transfers(trace, step),
+        transfers=list_transfers(timeline, step),
         host_operators=list_host_operators(trace, step),
         notes=notes,
     )
@@ -146,16 +144,15 @@ def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
 def kernel_times(timeline: Timeline, step: int | None) -> KernelTimes:
     """Only what the device itself tells: part of `list_kernels`, sooner."""
     trace = view(timeline)
-    trace.check(step)
     rows = trace.rows_of(step, *DEVICE_KINDS)
-    return _kernel_times(trace, step, rows, trace.end[rows] - trace.start[rows])
-
-
-def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations: Integers) -> KernelTimes:
+    durations = trace.end[rows] - trace.start[rows]
     kernels = int((trace.kind[rows] == KERNEL).sum())
     category = trace.column("category")[rows]
     by_name = _by_text(trace, trace.name[rows], durations, "")
-    categories = _category_of_name(trace, rows, category)
+    # A kernel that is communication by its record and something else by its name shows the first row's category.
+    first = np.full(len(trace.timeline.texts), len(CATEGORIES))
+    first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
+    categories = {trace.text(code): CATEGORIES[first[code]] for code in trace.codes_in(rows)}
     return KernelTimes(
         step=step,
         kernels=kernels,
@@ -165,14 +162,6 @@ def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations:
         names={row.name: KernelName(short=short_name(row.name), category=categories[row.name]) for row in by_name.rows},
         by_category=tabulate(CATEGORIES, category.astype(int), durations),
     )
-
-
-def _category_of_name(trace: TraceView, rows: Integers, category: Integers) -> dict[str, str]:
-    """A kernel that is communication by its record and something else by its name shows the first row's category."""
-    listed = CATEGORIES
-    first = np.full(len(trace.timeline.texts), len(listed))
-    first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
-    return {trace.text(code): listed[first[code]] for code in np.flatnonzero(first < len(listed)).tolist()}
 
 
 def _by_row(trace: TraceView, rows: Integers, durations: Integers, otherwise: str) -> TimesTable:
@@ -190,7 +179,6 @@ def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
     """How long annotations took, on the host and as the profiler repeats them on the device; part of a step or (None)
     of the whole trace. What ran inside them: `by_annotation` of `list_kernels`."""
     trace = view(timeline)
-    trace.check(step)
     rows = trace.rows_of(step, ANNOTATION, DEVICE_ANNOTATION)
     name, durations, is_host = trace.name[rows], trace.end[rows] - trace.start[rows], trace.kind[rows] == ANNOTATION
     host, device = (_by_text(trace, name[mine], durations[mine], "") for mine in (is_host, ~is_host))
@@ -200,11 +188,6 @@ def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
 def list_transfers(timeline: Timeline, step: int | None) -> list[Transfer]:
     """Copies and fills of one step (None: of the whole trace) with their bandwidth: part of `list_kernels`, sooner."""
     trace = view(timeline)
-    trace.check(step)
-    return _transfers(trace, step)
-
-
-def _transfers(trace: TraceView, step: int | None) -> list[Transfer]:
     transfers = trace.rows_of(step, COPY, SET)
     if not len(transfers):
         return []

@@ -182,7 +182,6 @@ def study_launches(timeline: Timeline, step: int | None, *, top: int = 10) -> La
 def launch_statistics(timeline: Timeline, step: int | None) -> list[CallStatistics]:
     """Only `by_call` of `study_launches`, sooner."""
     trace = view(timeline)
-    trace.check(step)
     launches, _ = _known_launches(trace, step)
     calls, place = _different_calls(launches)
     return _by_call(trace, launches, _find_states(trace, launches), calls, place)
@@ -208,6 +207,7 @@ def _different_calls(launches: _Launches) -> tuple[Any, Any]:
 
 def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]:
     """Device rows with a launch, and the number of those without."""
+    trace.check(step)
     parts: list[tuple[Any, ...]] = []
     orphans = 0
     for work in trace.works:
@@ -319,7 +319,7 @@ def _slowest(
             SlowLaunch(
                 call=trace.text(int(trace.name[call])),
                 launched=short_name(trace.text(int(trace.name[row]))),
-                operator=trace.text(int(trace.name[operator])) if operator >= 0 else None,
+                operator=trace.label(operator),
                 start_s=seconds(int(trace.start[call]) - window.start_ns),
                 call_s=seconds(int(trace.end[call] - trace.start[call])),
                 delay_s=seconds(int(launches.start[place] - launches.called[place])),

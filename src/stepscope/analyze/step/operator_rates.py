@@ -80,7 +80,6 @@ class _Work(NamedTuple):
 def rate_operators(timeline: Timeline, step: int | None, *, top: int = 60) -> RateReport:
     """The operators of one step whose shapes give their work; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
     rows = trace.rows_of(step, OPERATOR)
     shaped = rows[trace.column("shapes")[rows] != MISSING] if len(rows) else rows
     if not len(shaped):

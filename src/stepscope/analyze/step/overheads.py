@@ -84,7 +84,6 @@ class _Inside(NamedTuple):
 def measure_overheads(timeline: Timeline, step: int | None) -> OverheadReport:
     """The overheads of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
     gaps, left_out = _gaps(trace, step)
     launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
     calls = np.flatnonzero(trace.mask(launch[launch >= 0]))

@@ -201,7 +201,7 @@ def _describe(
     operators = trace.enclosing(work.launch[row.place[first]], trace.is_kind(OPERATOR)).tolist()
     return KernelSequence(
         kernels=[short_name(trace.text(code)) for code in row.code[first].tolist()],
-        operators=[trace.text(int(trace.name[operator])) if operator >= 0 else None for operator in operators],
+        operators=list(map(trace.label, operators)),
         count=len(one.places),
         kernel_s=seconds(int((row.end[members] - row.start[members]).sum())),
         gap_s=seconds(common_length(gaps, idle)),

@@ -5,7 +5,7 @@ What several analyses need is worked out once and kept with the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -120,12 +120,17 @@ class TraceView:
         return mask
 
     def rows_of(self, step: int | None, *kinds: int) -> Integers:
-        """Rows of these kinds that belong to a step; None: all of them."""
+        """Rows of these kinds that belong to a step, which the trace must have; None: all of them."""
+        self.check(step)
         rows = self.rows(*kinds)
         return rows if step is None else rows[self.step[rows] == step]
 
     def text(self, code: int) -> str:
         return self.timeline.texts[code]
+
+    def label(self, row: int) -> str | None:
+        """The name of a row; None for row −1."""
+        return self.text(int(self.name[row])) if row >= 0 else None
 
     def codes_in(self, rows: Integers | Mask) -> list[int]:
         """The different names among these rows, as codes."""
@@ -273,8 +278,11 @@ class TraceView:
 
     def median_step(self) -> int | None:
         """The judged step nearest to the median step time (the shorter of two middle ones); None without steps."""
-        ordered = sorted(self.judged_steps(), key=lambda number: self.windows[number].length_ns)
-        return ordered[(len(ordered) - 1) // 2] if ordered else None
+        return self.middle_of(judged) if (judged := self.judged_steps()) else None
+
+    def middle_of(self, steps: Sequence[int]) -> int:
+        """The one of median step time."""
+        return sorted(steps, key=lambda number: self.windows[number].length_ns)[(len(steps) - 1) // 2]
 
     # Devices
 
