@@ -29,7 +29,7 @@ from stepscope.analyze.job import JobReport
 from stepscope.analyze.ranks.collective_table import CollectiveRow
 from stepscope.analyze.ranks.section import spell_collective
 from stepscope.analyze.ranks.stragglers import RankLateness, steps_to_decide
-from stepscope.analyze.step.idle import IdleGap, IdleOf
+from stepscope.analyze.step.idle import IdleOf
 from stepscope.analyze.step.kernels import Transfer
 from stepscope.core.units import (
     count_of,
@@ -298,18 +298,14 @@ def _for_communication(job: JobReport) -> Advice:
         f"{format_duration(overlap.exposed_s)} of {format_duration(overlap.communication_s)} of communication is "
         f"exposed; {format_share(overlap.hidden_share or 0.0)} runs beside compute"
     )
-    row = _longest_row(job, name)
+    rows = [] if job.across is None else [row for row in job.across.table if row.collective == name]
+    row = max(rows, key=lambda row: row.total_s, default=None)
     action = _OVERLAP.get(name, f"move the {spell_collective(name) if name else 'communication'} beside compute")
     if row is not None:
         because += _describe_rate(row)
         if row.size_bytes is not None and row.size_bytes < SMALL_BYTES and row.count >= 4:
             action = f"join small {spell_collective(name)} calls into few large ones"
     return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - overlap.exposed_s)
-
-
-def _longest_row(job: JobReport, collective: str) -> CollectiveRow | None:
-    rows = [] if job.across is None else [row for row in job.across.table if row.collective == collective]
-    return max(rows, key=lambda row: row.total_s, default=None)
 
 
 def _describe_rate(row: CollectiveRow) -> str:
@@ -369,7 +365,8 @@ def _for_synchronisation(job: JobReport) -> Advice:
     reasons = job.detail.idle.by_reason_s
     waited = {name: reasons.get(name, 0.0) for name in ("sync", "event_wait", "collective_peer")}
     reason = max(waited, key=lambda name: waited[name])
-    gap = longest_gap_by(job, reason)
+    gaps = [gap for gap in job.detail.idle.longest if gap.parts_s.get(reason, 0.0) > 0]
+    gap = max(gaps, key=lambda gap: gap.parts_s[reason], default=None)
     where = "" if gap is None else f" (longest: {format_duration(gap.duration_s)} in {gap.operator})"
     culprit = "the blocking call" if gap is None else gap.operator
     culprit += f" ({gap.call})" if gap is not None and gap.call is not None else ""
@@ -389,12 +386,6 @@ def _for_synchronisation(job: JobReport) -> Advice:
     }[reason]
     because = f"for {format_duration(waited[reason])} of the profiled step {what}{where}"
     return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - waited[reason])
-
-
-def longest_gap_by(job: JobReport, reason: str) -> IdleGap | None:
-    """The listed gap that this reason takes most of."""
-    gaps = [gap for gap in job.detail.idle.longest if gap.parts_s.get(reason, 0.0) > 0]
-    return max(gaps, key=lambda gap: gap.parts_s[reason], default=None)
 
 
 # Compute

@@ -138,10 +138,7 @@ def _add_wakes(draft: Draft, caller: int, top: Whole) -> None:
     woken = (place >= 0) & (hosts.start[top] - idle_from > IDLE_NS)
     woken[woken] &= times[place[woken]] > idle_from[woken]
     first = top[woken]
-    delay = hosts.start[first] - times[place[woken]]
-    sources, row = draft.chains.nodes[points][place[woken]], hosts.rows[first]
-    draft.edges.add(sources, 2 * first, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
-    draft.limit[2 * first] = 0
+    _hand_over(draft, draft.chains.nodes[points][place[woken]], 2 * first, first)
 
 
 def _add_returns(draft: Draft, caller: int, top: Whole, cost_of: Whole) -> None:
@@ -154,10 +151,16 @@ def _add_returns(draft: Draft, caller: int, top: Whole, cost_of: Whole) -> None:
     place = np.searchsorted(hosts.end[ended], times[1:], side="right") - 1
     waits &= (place >= 0) & (times[1:] - times[:-1] > IDLE_NS)
     waits[waits] &= hosts.end[ended[place[waits]]] > times[:-1][waits]
-    last, after = ended[place[waits]], nodes[1:][waits]
-    delay, row = times[1:][waits] - hosts.end[last], hosts.rows[last]
-    draft.edges.add(2 * last + 1, after, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
-    draft.limit[after] = 0
+    last = ended[place[waits]]
+    _hand_over(draft, 2 * last + 1, nodes[1:][waits], last)
+
+
+def _hand_over(draft: Draft, sources: Whole, targets: Whole, places: Whole) -> None:
+    """Nodes of the host that went on because of others; the time between belongs to the events at these places."""
+    hosts = draft.hosts
+    delay, row = hosts.times_of(targets) - hosts.times_of(sources), hosts.rows[places]
+    draft.edges.add(sources, targets, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
+    draft.limit[targets] = 0
 
 
 def _backward_events(draft: Draft) -> Mask:
@@ -198,10 +201,7 @@ def add_helpers(draft: Draft, works: Mask) -> None:
         top = _top_events(draft, thread)
         place = np.searchsorted(chains.time[main], hosts.start[top], side="right") - 1
         top, place = top[place >= 0], place[place >= 0]
-        delay, row = hosts.start[top] - chains.time[main][place], hosts.rows[top]
-        sources = chains.nodes[main][place]
-        draft.edges.add(sources, 2 * top, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
-        draft.limit[2 * top] = 0
+        _hand_over(draft, chains.nodes[main][place], 2 * top, top)
 
 
 CLOSE_NS = 5_000

@@ -31,6 +31,11 @@ class Hosts(NamedTuple):
     parent: Whole
     """Place of the enclosing event; −1 at the top."""
 
+    def times_of(self, nodes: Whole) -> Whole:
+        """Nodes are 2·place for the start of an event, and one more for its end."""
+        times: Whole = np.where(nodes & 1, self.end[nodes >> 1], self.start[nodes >> 1])
+        return times
+
 
 @dataclass(frozen=True)
 class Devices:
@@ -213,7 +218,7 @@ class Chains:
         nodes = np.zeros(2 * count, np.int64)
         run_loop(emit_points, 2 * count, (hosts.thread, hosts.parent), (nodes, np.zeros(count + 1, np.int64)))
         thread = hosts.thread[nodes >> 1]
-        time = np.where(nodes & 1, hosts.end[nodes >> 1], hosts.start[nodes >> 1])
+        time = hosts.times_of(nodes)
         back = (time[1:] < time[:-1]) & (thread[1:] == thread[:-1])
         if back.any():  # events that cross instead of nesting
             order = np.lexsort((np.arange(len(nodes)), time, thread))

@@ -94,7 +94,6 @@ def _recorded(draft: Draft) -> HostWaits:
     place = draft.rows.start_of[syncs.call] >> 1
     began = draft.hosts.start[place]
     kind = np.array(syncs.kind)
-    number = {name: queue for queue, name in enumerate(draft.devices.names)}
     context = (kind == "Context Sync") & (role == DEVICE_SYNC)
     parts = [_all_queues(draft, place[context], syncs.device[context], inferred=0)]
     recorded = np.where(syncs.recorded != MISSING, syncs.recorded, began)
@@ -102,11 +101,10 @@ def _recorded(draft: Draft) -> HostWaits:
         ((kind == "Stream Sync") & (role != EVENT_SYNC), syncs.stream, began),
         ((kind == "Event Sync") & (role == EVENT_SYNC), syncs.wait_stream, recorded),
     ):
-        for index in np.flatnonzero(mine).tolist():
-            queue = number.get((int(syncs.device[index]), int(stream[index])))
-            if queue is not None:
-                work = draft.order.on_queue(queue, until[index : index + 1])
-                parts.append(_waits(work, place[index : index + 1], work >= 0, inferred=0))
+        for queue, (device, number) in enumerate(draft.devices.names):
+            here = mine & (syncs.device == device) & (stream == number)
+            work = draft.order.on_queue(queue, until[here])
+            parts.append(_waits(work, place[here], work >= 0, inferred=0))
     return _joined(parts)
 
 

@@ -318,16 +318,13 @@ def _name_verdict(group: Group, *, calls: float, duration: float, by_calls: bool
 
 def _step_verdict(sides: _Pair, change_s: float, noise_s: float, contributions: Sequence[Contribution]) -> Verdict:
     large = abs(change_s) >= MIN_EFFECT * max(sides.step_s)
-    if abs(change_s) >= noise_s or (large and _explains(contributions)):
+    # Whether clear contributions make up most of the change, though the step as a whole varies by as much.
+    least, most = EXPLAINED
+    explained = least < sum(one.share_of_change or 0.0 for one in contributions if one.clear) < most
+    if abs(change_s) >= noise_s or (large and explained):
         return "longer" if change_s > 0 else "shorter"
     few = min(len(sides.a.windows), len(sides.b.windows)) == 1
     return "not enough data" if few and large else "no difference found"
-
-
-def _explains(contributions: Sequence[Contribution]) -> bool:
-    """Whether clear contributions make up most of the change, though the step as a whole varies by as much."""
-    least, most = EXPLAINED
-    return least < sum(one.share_of_change or 0.0 for one in contributions if one.clear) < most
 
 
 def _count(kernels: Sequence[NameChange], operators: Sequence[NameChange]) -> dict[str, int]:

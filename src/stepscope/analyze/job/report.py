@@ -256,9 +256,11 @@ def _join(
         notes.append(
             f"{len(traces)} of the job's {world} ranks are here: waiting for the others cannot be told from transfer"
         )
+    repairs = [(answer.rank, describe_damage(answer.repairs)) for answer in answers]
+    damaged = [f"rank {rank}: {text}" if len(answers) > 1 else text for rank, text in repairs if text is not None]
     return JobReport(
         source=str(traces.paths[0] if len(traces) == 1 else traces.paths[0].parent),
-        damage=_list_damage(answers),
+        damage="Incomplete trace: " + "; ".join(damaged) if damaged else None,
         format=telling.format,
         devices=telling.devices,
         world_size=world,
@@ -314,9 +316,3 @@ def _path_of_job(
         return describe_path(graph), []
     except StepscopeError as error:
         return None, [f"{alone}: {error.message}"]
-
-
-def _list_damage(answers: Sequence[RankAnswer]) -> str | None:
-    found = {answer.rank: damage for answer in answers if (damage := describe_damage(answer.repairs)) is not None}
-    ranked = [f"rank {rank}: {damage}" if len(answers) > 1 else damage for rank, damage in found.items()]
-    return "Incomplete trace: " + "; ".join(ranked) if ranked else None

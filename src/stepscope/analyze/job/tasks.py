@@ -234,11 +234,13 @@ def explain_rank(task: RankTask, timeline: Timeline | None = None) -> RankAnswer
     step = _own_step(timeline, task.step, or_another=task.or_another)
     report = explain_step(timeline, step) if task.in_full else None
     breakdown = report.breakdown if report is not None else break_down(timeline, step)
+    devices: Any = timeline.metadata.get("devices") or []
+    names = (device.get("name") for device in devices if isinstance(device, dict))
     return RankAnswer(
         rank=task.rank,
         source=task.path,
         format=str(timeline.metadata.get("format", "")),
-        devices=_device_names(timeline),
+        devices=list(dict.fromkeys(str(name) for name in names if name)),
         step=breakdown.step if breakdown.step is not None else 0,
         **{name: getattr(breakdown, name) for name in _FROM_BREAKDOWN},
         hidden_comm_share=breakdown.overlap.hidden_share,
@@ -255,9 +257,3 @@ def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int 
     if or_another:
         return view(timeline).median_step()
     raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {list_numbers(numbers)}")
-
-
-def _device_names(timeline: Timeline) -> list[str]:
-    devices: Any = timeline.metadata.get("devices") or []
-    names = (device.get("name") for device in devices if isinstance(device, dict))
-    return list(dict.fromkeys(str(name) for name in names if name))

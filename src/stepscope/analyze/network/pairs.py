@@ -55,11 +55,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_ratio if quantity == "latency" else self.bandwidth_ratio
 
 
-class _Named(NamedTuple):
-    quantity: Quantity
-    cause: Cause
-
-
 def find_outliers(matrix: PairMatrix) -> list[Finding]:
     """Failed pairs first, then what is slow, the most evidence first; groups that are merely far apart come last.
 
@@ -70,25 +65,23 @@ def find_outliers(matrix: PairMatrix) -> list[Finding]:
     layout = Layout(matrix)
     cells = {quantity: read_cells(matrix, quantity) for quantity in QUANTITIES}
     classes, splits = classify(cells, layout)
-    causes = [
-        _Named(quantity, cause) for quantity, measured in cells.items() for cause in explain(measured, classes, layout)
-    ]
+    causes = [(quantity, cause) for quantity, measured in cells.items() for cause in explain(measured, classes, layout)]
     return [*_find_failed(matrix, layout), *_find_slow(matrix, causes), *(_tiers(matrix, split) for split in splits)]
 
 
-def _find_slow(matrix: PairMatrix, causes: Sequence[_Named]) -> list[Finding]:
+def _find_slow(matrix: PairMatrix, causes: Sequence[tuple[Quantity, Cause]]) -> list[Finding]:
     """What both quantities blame is one finding. Who is slow both ways is not named again for one of them."""
-    slow_ranks = {named.cause.suspect.ranks for named in causes if named.cause.suspect.kind in BOTH_WAYS}
-    grouped: dict[tuple[object, ...], list[_Named]] = {}
-    for named in causes:
-        suspect = named.cause.suspect
+    slow_ranks = {cause.suspect.ranks for _, cause in causes if cause.suspect.kind in BOTH_WAYS}
+    grouped: dict[tuple[object, ...], list[tuple[Quantity, Cause]]] = {}
+    for quantity, cause in causes:
+        suspect = cause.suspect
         if suspect.kind not in ONE_WAY or suspect.ranks not in slow_ranks:
-            grouped.setdefault((suspect.kind, suspect.ranks, suspect.nic), []).append(named)
+            grouped.setdefault((suspect.kind, suspect.ranks, suspect.nic), []).append((quantity, cause))
     findings = [_slow_finding(matrix, said) for said in grouped.values()]
     return sorted(findings, key=lambda finding: -finding.evidence)
 
 
-def _slow_finding(matrix: PairMatrix, said: Sequence[_Named]) -> Finding:
+def _slow_finding(matrix: PairMatrix, said: Sequence[tuple[Quantity, Cause]]) -> Finding:
     # What was blamed twice by one quantity is so slow that once did not explain it.
     logs: dict[Quantity, float] = {}
     for quantity, cause in said:
@@ -97,7 +90,7 @@ def _slow_finding(matrix: PairMatrix, said: Sequence[_Named]) -> Finding:
     seen = {(quantity, pair) for quantity, cause in said for pair in cause.pairs}
     pairs = sorted({pair for _, pair in seen})
     scopes = {cause.suspect.scope for _, cause in said}
-    suspect = said[0].cause.suspect
+    suspect = said[0][1].suspect
     if len(scopes) > 1:
         suspect = suspect._replace(scope="everywhere")
     counted = count_of(len(pairs), "pair")

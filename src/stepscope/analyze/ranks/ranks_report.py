@@ -134,7 +134,9 @@ def explain_ranks(
         raise UsageError(f"{clocks!r} is no way to compare clocks", hint=f"one of: {', '.join(get_args(ClockChoice))}")
     matched = ranks if isinstance(ranks, MatchedRanks) else match_ranks(ranks)
     digests, is_renumbered, whole, found = matched
-    _check_step(step, digests)
+    if step is not None and step not in (known := sorted({entry.number for item in digests for entry in item.steps})):
+        hint = f"steps: {list_numbers(known)}" if known else "the traces have no steps"
+        raise UsageError(f"no rank has a step {step}", hint=hint)
     used, because = choose_clocks(whole, found) if clocks == "auto" else (clocks, "as asked for")
     offsets = usable_offsets_ns(found) if used == "aligned" else [0] * len(digests)
     matching = whole if step is None else whole.only(whole.step == step, whole.rows["step"][whole.unmatched] == step)
@@ -146,7 +148,7 @@ def explain_ranks(
     )
     entries = make_entries(matching, waiting)
     steps = _explain_steps(matching, waiting, digests, offsets, step)
-    summary = summarize_matching(matching)
+    summary, is_unmarked = summarize_matching(matching), all(item.step_marker == "none" for item in digests)
     return RanksReport(
         ranks=matching.ranks.tolist(),
         world_size=matching.world_size,
@@ -169,17 +171,10 @@ def explain_ranks(
             *_notes_on_silent_ranks(summary),
             *_notes_on_clocks(found, used, because, asked=clocks != "auto"),
             *_notes_on_agreement(by_starts, by_durations, used),
-            *_notes_on_steps(digests),
+            *(["no steps are marked: each trace counts as one step"] if is_unmarked else []),
             *([PAIRED_BY_ORDER] if is_renumbered else []),
         ],
     )
-
-
-def _check_step(step: int | None, digests: Sequence[RankDigest]) -> None:
-    if step is not None and not any(entry.number == step for item in digests for entry in item.steps):
-        known = sorted({entry.number for item in digests for entry in item.steps})
-        hint = f"steps: {list_numbers(known)}" if known else "the traces have no steps"
-        raise UsageError(f"no rank has a step {step}", hint=hint)
 
 
 def _rank_waiting(
@@ -343,8 +338,3 @@ def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, used: str) ->
             f"starts say {format_duration(first)} of waiting, durations say {format_duration(second)}: the clocks "
             "disagree, or the ranks do not leave their collectives together"
         )
-
-
-def _notes_on_steps(digests: Sequence[RankDigest]) -> Iterator[str]:
-    if all(item.step_marker == "none" for item in digests):
-        yield "no steps are marked: each trace counts as one step"

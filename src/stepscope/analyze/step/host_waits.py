@@ -178,17 +178,18 @@ class HostWaits:
         The second is how a backward pass looks: its thread has nothing to do until the main one comes back from a wait.
         Waits of which the trace does not say who waited count for every thread.
         """
-        return self._trace.keep(("synchronising", thread), lambda: self._synchronising(thread))
 
-    def _synchronising(self, thread: int) -> Intervals:
-        trace = self._trace
-        is_own = trace.thread[self._calls] == thread
-        own = trace.spans(self._calls[is_own])
-        others = no_intervals()
-        if not is_own.all():
-            top = self._top_meanwhile
-            others = subtract(self._blocked, trace.spans(top[trace.thread[top] == thread]))
-        return join((own, others, self._unplaced))
+        def find() -> Intervals:
+            trace = self._trace
+            is_own = trace.thread[self._calls] == thread
+            own = trace.spans(self._calls[is_own])
+            others = no_intervals()
+            if not is_own.all():
+                top = self._top_meanwhile
+                others = subtract(self._blocked, trace.spans(top[trace.thread[top] == thread]))
+            return join((own, others, self._unplaced))
+
+        return self._trace.keep(("synchronising", thread), find)
 
     def with_peers(self, thread: int) -> Intervals:
         """When the thread was inside a collective that runs on the host, and not inside a blocking call."""
@@ -211,7 +212,8 @@ class HostWaits:
             for (device, stream), times in self._recorded.items():
                 if device == work.device:
                     mine = work.stream[place] == stream
-                    waited[mine] = _any_between(times, since[mine], work.called[place[mine]])
+                    low, high = since[mine], work.called[place[mine]]
+                    waited[mine] = times.searchsorted(high, side="right") > times.searchsorted(low, side="right")
             return waited
         launch = trace.parent[work.rows[place]]
         thread = trace.thread[launch]
@@ -220,8 +222,3 @@ class HostWaits:
             called = trace.start[launch[mine]]
             waited[mine] = held.searchsorted(called, side="right") > held.searchsorted(called, side="left")
         return waited
-
-
-def _any_between(times: Integers, low: Integers, high: Integers) -> Mask:
-    found: Mask = times.searchsorted(high, side="right") > times.searchsorted(low, side="right")
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.device_work import COMPUTE, DeviceWork, busy_spans
 from stepscope.analyze.step.intervals import Intervals, common_length, complement, union
-from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.numbers import distinct, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.classify import short_name
@@ -131,23 +131,24 @@ def _repeated(row: _Row, is_short: Any, longest: int) -> list[_Found]:
         _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
         frequent = counts[place] >= LEAST_COUNT
         begins, place = begins[frequent], place[frequent]
-        current = {one: group for one, group in _split(length, begins, place) if len(group.places) >= LEAST_COUNT}
-        _drop_contained(previous, current, number)
+        order = np.argsort(place, kind="stable")
+        groups = np.split(begins[order], np.flatnonzero(np.diff(place[order])) + 1)
+        current = {}
+        for code, group in zip(distinct(place), groups, strict=False):
+            if len(places := _apart(group, length)) >= LEAST_COUNT:
+                current[code] = _Found(length, places)
+        for one in current.values():
+            # A shorter sequence that never comes without the longer one says nothing of its own.
+            for begin in (int(one.places[0]), int(one.places[0]) + 1):
+                inner = previous.get(int(number[begin]))
+                if inner is not None and len(inner.places) == len(one.places):
+                    del previous[int(number[begin])]
         found += previous.values()
         # The place in the list stands for the sequence from now on, so numbers stay small.
         number = np.full(len(row.code), MISSING, np.int64)
         number[begins] = place
         previous = current
     return found + list(previous.values())
-
-
-def _split(length: int, begins: Any, place: Any) -> Iterator[tuple[int, _Found]]:
-    """Each sequence by its number."""
-    order = np.argsort(place, kind="stable")
-    ordered = place[order]
-    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(place) else order
-    for number, group in zip(ordered[first].tolist(), np.split(begins[order], first[1:]), strict=False):
-        yield number, _Found(length, _apart(group, length))
 
 
 def _apart(places: Any, length: int) -> Any:
@@ -161,15 +162,6 @@ def _apart(places: Any, length: int) -> Any:
             kept.append(begin)
             free = begin + length
     return np.array(kept, np.int64)
-
-
-def _drop_contained(shorter: dict[int, _Found], longer: dict[int, _Found], number: Any) -> None:
-    """A shorter sequence that never comes without the longer one says nothing of its own."""
-    for one in longer.values():
-        for begin in (int(one.places[0]), int(one.places[0]) + 1):
-            inner = shorter.get(int(number[begin]))
-            if inner is not None and len(inner.places) == len(one.places):
-                del shorter[int(number[begin])]
 
 
 def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]:
