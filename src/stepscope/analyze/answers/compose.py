@@ -31,8 +31,7 @@ from stepscope.analyze.answers.facts import (
     wait_share,
 )
 from stepscope.analyze.critical.kinds import DELAYS
-from stepscope.analyze.critical.path import CriticalPath
-from stepscope.analyze.critical.section import short_on_path, spell_path_kind
+from stepscope.analyze.critical.path import CriticalPath, short_on_path, spell_path_kind
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES, share_words

@@ -11,7 +11,6 @@ import numpy as np
 from stepscope.analyze.diff.exposure import (
     DEVICE_VARIATION,
     HOST_VARIATION,
-    MAD_TO_SD,
     MIN_EFFECT,
     NO_OPERATOR,
     Names,
@@ -40,7 +39,7 @@ from stepscope.analyze.diff.records import (
     describe_change,
     list_notes,
 )
-from stepscope.analyze.step.numbers import Mask, seconds
+from stepscope.analyze.step.numbers import MAD_TO_SD, Mask, seconds
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import short_name

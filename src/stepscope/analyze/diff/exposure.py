@@ -38,7 +38,7 @@ from stepscope.analyze.step.intervals import (
     subtract,
     union,
 )
-from stepscope.analyze.step.numbers import Floats, Mask, distinct, number_codes, sum_by, unique
+from stepscope.analyze.step.numbers import MAD_TO_SD, Floats, Mask, distinct, number_codes, sum_by, unique
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import CATEGORIES, classify_lone_communication, normal_name
@@ -68,8 +68,6 @@ program do."""
 ASSUMED_FREEDOM = 4
 """Degrees of freedom where no variation can be seen, because there is one step."""
 
-MAD_TO_SD = 1.4826
-"""From the median deviation to a standard deviation, for normal values."""
 SMALL_SAMPLES = (1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
 """The median deviation of few values is too small by this (Croux and Rousseeuw 1992), by number of values."""
 MAD_EFFICIENCY = 0.4

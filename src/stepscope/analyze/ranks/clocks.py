@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analyze.ranks.digest import RankDigest, digest, pair_steps
 from stepscope.analyze.ranks.matching import Matching, match, order_digests
-from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
+from stepscope.analyze.step.numbers import MAD_TO_SD, Floats, Mask, Whole, run_medians, run_sums
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
@@ -19,9 +19,6 @@ from stepscope.formats.timeline import Timeline
 
 LEAST_CALLS = 3
 """With fewer, nothing can be said about how well they agree."""
-
-ROBUST = 1.4826
-"""Median absolute deviation to standard deviation, for normal noise."""
 
 _ITERATIONS = 2000
 
@@ -169,7 +166,7 @@ def _spread(pairs: _Pairs, offset: Floats, ranks: int) -> Floats:
     known = ~np.isnan(rest)
     spread = run_medians(rest[known], pairs.rank[known], ranks)
     as_hub = run_medians(rest[known], pairs.hub[known], ranks)
-    return ROBUST * np.where(np.isnan(spread), as_hub, spread)
+    return MAD_TO_SD * np.where(np.isnan(spread), as_hub, spread)
 
 
 def _entry(resolution_ns: int, rank: int, offset_ns: float, spread_ns: float, calls: int) -> ClockOffset:

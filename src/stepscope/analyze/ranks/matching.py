@@ -19,7 +19,7 @@ import numpy as np
 from stepscope.analyze.ranks.collectives import BY_KERNEL, find_changes, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
-from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
+from stepscope.analyze.step.numbers import Mask, Whole, distinct, expand, unique
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 
@@ -350,10 +350,8 @@ class _Best:
         first = np.cumsum(counts) - counts
         lead = members[first] if len(counts) else members
         order = np.lexsort((lead, self.rows["start_ns"][lead]))
-        counts_sorted = counts[order]
-        begin = np.cumsum(counts_sorted) - counts_sorted
-        inside = np.arange(len(members)) - np.repeat(begin, counts_sorted)
-        return members[np.repeat(first[order], counts_sorted) + inside], begin, order
+        first, counts = first[order], counts[order]
+        return members[expand(first, counts)[1]], np.cumsum(counts) - counts, order
 
 
 def _describe(

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.clocks import ROBUST, Clocks
+from stepscope.analyze.ranks.clocks import Clocks
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
-from stepscope.analyze.step.numbers import Floats, Whole, distinct, run_medians, run_sums, unique
+from stepscope.analyze.step.numbers import MAD_TO_SD, Floats, Whole, distinct, run_medians, run_sums, unique
 from stepscope.core.units import count_of
 from stepscope.stats import median, median_interval
 
@@ -183,7 +183,7 @@ class _Samples:
     def jitter_s(self, values: Floats) -> float:
         """How far a rank strays from its own median."""
         middle = run_medians(values, self.rank, int(self.rank.max()) + 1)
-        return ROBUST * float(np.median(np.abs(values - middle[self.rank])))
+        return MAD_TO_SD * float(np.median(np.abs(values - middle[self.rank])))
 
     def floors_s(self, clocks: Clocks, *, unapplied: bool) -> list[float]:
         """By rank: below this, lateness is noise. `unapplied`: clock offsets were found and are still in the times."""

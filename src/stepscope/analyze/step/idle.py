@@ -12,7 +12,17 @@ from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import Intervals, measure_within
-from stepscope.analyze.step.numbers import Whole, distinct, make_rows, number_codes, seconds, share_of, sum_by, top_by
+from stepscope.analyze.step.numbers import (
+    Whole,
+    distinct,
+    expand,
+    make_rows,
+    number_codes,
+    seconds,
+    share_of,
+    sum_by,
+    top_by,
+)
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.classify import short_name
@@ -251,10 +261,9 @@ def _longest_operator(trace: TraceView, thread: int, spans: Intervals, otherwise
     start, end = trace.start[rows], np.maximum.accumulate(trace.end[rows])
     first, last = end.searchsorted(begin, side="right"), start.searchsorted(finish, side="left")
     count = np.maximum(last - first, 0)
-    gap = np.repeat(np.arange(len(begin)), count)
+    gap, place = expand(first, count)
     if not len(gap):
         return otherwise
-    place = np.arange(len(gap)) + np.repeat(first - (np.cumsum(count) - count), count)
     covered = np.minimum(end[place], finish[gap]) - np.maximum(start[place], begin[gap])
     covers_most = np.zeros(len(begin), np.int64)
     np.maximum.at(covers_most, gap, covered)

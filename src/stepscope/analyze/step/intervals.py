@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.numbers import Mask, Whole, expand
 from stepscope.formats.timeline import Integers
 
 
@@ -99,11 +99,7 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
     few, many = (one, other) if len(one.start) < len(other.start) else (other, one)
     first = many.end.searchsorted(few.start, side="right")
     count = many.start.searchsorted(few.end, side="left") - first
-    total = int(count.sum())
-    if not total:
-        return no_intervals()
-    mine = np.repeat(np.arange(len(few.start)), count)
-    place = np.arange(total) + np.repeat(first - (np.cumsum(count) - count), count)
+    mine, place = expand(first, count)
     return Intervals(
         np.maximum(few.start[mine], many.start[place]).astype(np.int64),
         np.minimum(few.end[mine], many.end[place]).astype(np.int64),

@@ -196,13 +196,9 @@ def queue_depths(timeline: Timeline, step: int | None) -> list[QueueDepth]:
 
 def _different_calls(launches: _Launches) -> tuple[Any, Any]:
     """The calls, ascending, each once, and for each launch which of them it is of."""
-    order = np.argsort(launches.call, kind="stable")  # nearly in order already, which makes it cheap
-    ordered = launches.call[order]
-    is_new = np.ones(len(ordered), bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    place = np.empty(len(ordered), np.int64)
-    place[order] = np.cumsum(is_new) - 1
-    return ordered[is_new], place
+    # With an index the sort is stable: cheap, as they are nearly in order already.
+    calls, _, place = np.unique(launches.call, return_index=True, return_inverse=True)
+    return calls, place
 
 
 def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]:

@@ -16,6 +16,10 @@ Mask: TypeAlias = "NDArray[np.bool_]"
 Row = TypeVar("Row")
 
 
+MAD_TO_SD = 1.4826
+"""From a median absolute deviation to a standard deviation, for normal values."""
+
+
 def seconds(nanoseconds: float) -> float:
     """Divided, not multiplied: the nearest float to the decimal number that people expect to read."""
     return nanoseconds / 1e9
@@ -67,6 +71,12 @@ def distinct(numbers: Any) -> list[int]:
 def unique(numbers: Any) -> Any:
     """The different ones, ascending, as an array. np.unique without an index loads numpy.ma, which takes 5 ms."""
     return np.unique(numbers, return_index=True)[0]
+
+
+def expand(first: Any, count: Any) -> tuple[Whole, Whole]:
+    """The numbers of all ranges (so many from each first one): of which range each is, and the numbers."""
+    owner = np.repeat(np.arange(len(count)), count)
+    return owner, np.arange(len(owner)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def number_codes(codes: Any, size: int) -> tuple[list[int], Any]:
