@@ -266,13 +266,10 @@ def begins_late_s(job: JobReport, rank: int) -> float | None:
     clocks, is_aligned = job.across.clock_offsets, job.across.clocks == "aligned"
     if clocks.largest_offset_s is not None and not is_aligned:
         return None
-    ahead = {one.rank: (one.offset_s or 0.0) * 1e9 if one.usable and is_aligned else 0.0 for one in clocks.offsets}
+    ahead = {one.rank: (one.offset_s or 0.0) * 1e9 for one in clocks.offsets if one.usable and is_aligned}
     # Differences come first: nanoseconds since 1970 do not fit a float.
-    base = job.details[0].breakdown.window_start_ns
-    starts = {
-        detail.rank: detail.breakdown.window_start_ns - base - ahead.get(detail.rank or 0, 0.0)
-        for detail in job.details
-    }
+    begun = {detail.rank: detail.breakdown.window_start_ns for detail in job.details}
+    starts = {one: time - begun[job.details[0].rank] - ahead.get(one or 0, 0.0) for one, time in begun.items()}
     if rank not in starts:
         return None
     return (starts[rank] - median(starts.values())) / 1e9

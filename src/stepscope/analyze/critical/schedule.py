@@ -285,9 +285,7 @@ def check_graph(graph: StepGraph, schedule: Schedule, edges: Whole) -> Checks:
         unexplained_on_path_ns=int(schedule.unexplained[edges].sum()),
         joins=int((entered > 1).sum()),
         inferred={GRAPH_EDGE_KINDS[kind]: int(count) for kind, count in enumerate(inferred.tolist()) if count},
-        contradicted={
-            name.removeprefix(prefix): count for name, count in graph.counts.items() if name.startswith(prefix)
-        },
+        contradicted={name.removeprefix(prefix): count for name, count in graph.counts.items() if prefix in name},
         failures=failures,
         **{name: graph.counts.get(name, 0) for name in _COUNTED},
     )

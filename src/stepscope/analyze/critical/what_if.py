@@ -191,15 +191,8 @@ def find_limits(graph: StepGraph) -> list[Limit]:
     for name, meaning, text in LIMITS:
         schedule, applied = apply_edits(graph, parse_what_if(text), strict=False)
         if any(edit.events for edit in applied):
-            limits.append(
-                Limit(
-                    name=name,
-                    meaning=meaning,
-                    what_if=text,
-                    step_s=seconds(schedule.length_ns),
-                    saved_s=seconds(graph.length_ns - schedule.length_ns),
-                )
-            )
+            step_s, saved_s = seconds(schedule.length_ns), seconds(graph.length_ns - schedule.length_ns)
+            limits.append(Limit(name=name, meaning=meaning, what_if=text, step_s=step_s, saved_s=saved_s))
     return limits
 
 

@@ -211,13 +211,6 @@ class Work(NamedTuple):
         return part, exposed
 
 
-class IdleTime(NamedTuple):
-    """Idle nanoseconds of one window by label of what the host was doing, one column per share."""
-
-    labels: list[str]
-    spent: Integers
-
-
 class Side:
     """One of the two traces: its steps, and where their time went."""
 
@@ -246,19 +239,20 @@ class Side:
         """For each step the rows of `work` that reach into it, and what of its time is theirs alone."""
         return [self.work.exposed(window) for window in self.windows]
 
-    def idle(self, window: Window) -> IdleTime:
+    def idle(self, window: Window) -> tuple[list[str], Integers]:
+        """Idle nanoseconds of one window by label of what the host was doing, one column per share."""
         if self._device is None:
             return self._cpu_idle(window)
         gaps = find_gaps(self.trace, self._device, window)
         if not len(gaps.spans.start):
-            return IdleTime([], np.zeros((0, len(IDLE_SHARES)), np.int64))
+            return [], np.zeros((0, len(IDLE_SHARES)), np.int64)
         spent = np.stack([gaps.parts[:, list(reasons)].sum(axis=1) for reasons in _REASONS_OF_SHARE], axis=1)
         middle = gaps.spans.start + (gaps.spans.end - gaps.spans.start) // 2
         different, place = np.unique(self._doing(gaps.thread, middle), return_inverse=True)
         sums = np.stack([sum_by(place, column, len(different)) for column in spent.T], axis=1)
-        return IdleTime([OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums)
+        return [OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums
 
-    def _cpu_idle(self, window: Window) -> IdleTime:
+    def _cpu_idle(self, window: Window) -> tuple[list[str], Integers]:
         """Time outside operators by what the program did."""
         part = self.work.part(window)
         busy = union(self.work.start[part], self.work.end[part])
@@ -271,7 +265,7 @@ class Side:
             place = list(spent).index(label)
             sums[place, [0, share]] = sums[place, [share, 0]]
         kept = np.flatnonzero(sums.any(axis=1))
-        return IdleTime([list(spent)[place] for place in kept.tolist()], sums[kept])
+        return [list(spent)[place] for place in kept.tolist()], sums[kept]
 
     def _doing(self, thread: Integers, time: Integers) -> Integers:
         """Name of the innermost operator or Python function on the thread; else of its annotation or call."""
@@ -478,9 +472,9 @@ def _self_times(side: Side, rows: Integers) -> Integers:
 def count_idle(side: Side) -> tuple[list[Identity], Table]:
     """Idle time by share and by what the host was doing."""
     idles = [side.idle(window) for window in side.windows]
-    labels = {label: place for place, label in enumerate(dict.fromkeys(one for idle in idles for one in idle.labels))}
-    table = np.zeros((len(idles), len(labels), len(IDLE_SHARES)))
-    for number, idle in enumerate(idles):
-        table[number, [labels[label] for label in idle.labels]] = idle.spent
-    identities = [Identity(share, share, label) for label in labels for share in IDLE_SHARES]
+    place = {label: number for number, label in enumerate(dict.fromkeys(one for labels, _ in idles for one in labels))}
+    table = np.zeros((len(idles), len(place), len(IDLE_SHARES)))
+    for number, (labels, spent) in enumerate(idles):
+        table[number, [place[label] for label in labels]] = spent
+    identities = [Identity(share, share, label) for label in place for share in IDLE_SHARES]
     return identities, table.reshape(len(idles), len(identities))

@@ -95,22 +95,17 @@ class _Seen:
         self.block = timeline.blocks.get("collective")
         self.name_of_text = np.full(len(timeline.texts), -2, np.int16)
         """By text code: index into COLLECTIVES as an annotation would name it; −2: not looked at, −1: none."""
-        kind = timeline.core["kind"]
-        self.host_marks = self._rows_named(np.isin(kind, (ANNOTATION, OPERATOR)), coll.HOST_BACKENDS)
-
-    def _rows_named(self, among: Mask, prefixes: tuple[str, ...]) -> Whole:
-        """Rows whose name begins so; the codes of all backends' annotations are noted on the way."""
-        names = self.timeline.core["name"]
-        used = np.flatnonzero(np.bincount(names[among], minlength=len(self.timeline.texts)))
-        wanted = []
-        for code in used.tolist():
-            text = self.timeline.texts[code]
+        core, marks = timeline.core, []
+        named = np.isin(core["kind"], (ANNOTATION, OPERATOR))
+        for code in np.flatnonzero(np.bincount(core["name"][named], minlength=len(timeline.texts))).tolist():
+            text = timeline.texts[code]
             if text.startswith((*coll.HOST_BACKENDS, *coll.DEVICE_BACKENDS)):
-                named = coll.canonical_collective(text)
-                self.name_of_text[code] = -1 if named is None else named
-                if named is not None and text.startswith(prefixes):
-                    wanted.append(code)
-        return np.flatnonzero(among & np.isin(names, wanted))
+                collective = coll.canonical_collective(text)
+                self.name_of_text[code] = -1 if collective is None else collective
+                if collective is not None and text.startswith(coll.HOST_BACKENDS):
+                    marks.append(code)
+        self.host_marks = np.flatnonzero(named & np.isin(core["name"], marks))
+        """Rows that a backend of the host carries out itself."""
 
     def cells(self, column: str, rows: Whole) -> Whole:
         """A column of the collective block in these rows; MISSING where there is none, and for row −1."""
@@ -121,13 +116,7 @@ class _Seen:
             values[hit] = self.block.columns[column][place[hit]]
         return values
 
-    def names_by_arguments(self, codes: Whole) -> Whole:
-        return self._by_text(codes, coll.canonical_collective)
-
-    def names_by_kernel(self, rows: Whole) -> Whole:
-        return self._by_text(self.timeline.core["name"][rows], kernel_collective)
-
-    def _by_text(self, codes: Whole, name: Callable[[str], int | None]) -> Whole:
+    def by_text(self, codes: Whole, name: Callable[[str], int | None] = coll.canonical_collective) -> Whole:
         """−1 where the text is missing or names nothing."""
         distinct, back = np.unique(codes, return_inverse=True)
         texts = self.timeline.texts
@@ -142,7 +131,7 @@ class _Seen:
     def records(self) -> Whole:
         """Host rows that record a collective call, bookkeeping left out."""
         rows = self._host_rows()
-        return rows[self.names_by_arguments(self.cells("collective", rows)) >= 0]
+        return rows[self.by_text(self.cells("collective", rows)) >= 0]
 
     def find_rows(self) -> tuple[Whole, Whole]:
         """Rows whose intervals are collectives, and where they ran."""
@@ -162,7 +151,7 @@ class _Seen:
             at = current[live]
             marked = (annotation[live] < 0) & (self.name_of_text[names[at]] >= 0)
             annotation[live[marked]] = at[marked]
-            named = self.names_by_arguments(self.cells("collective", at)) >= 0
+            named = self.by_text(self.cells("collective", at)) >= 0
             recorded = named & np.isin(self.timeline.core["kind"][at], HOST_KINDS)
             record[live[recorded]] = at[recorded]
             current[live] = np.where(recorded, -1, parents[at])
@@ -211,10 +200,10 @@ def _describe(
 
 
 def _name(calls: Any, seen: _Seen, rows: Whole, annotation: Whole, recorded: Whole) -> None:
-    by_arguments = seen.names_by_arguments(recorded)
+    by_arguments = seen.by_text(recorded)
     names = seen.timeline.core["name"]
     by_annotation = np.where(annotation >= 0, seen.name_of_text[names[annotation]], -1)
-    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.names_by_kernel(rows), coll.OTHER)
+    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.by_text(names[rows], kernel_collective), coll.OTHER)
     choices = [by_arguments >= 0, by_annotation >= 0]
     calls["collective"] = np.select(choices, [by_arguments, by_annotation], by_kernel)
     calls["named_by"] = np.select(choices, [ARGUMENTS, BY_ANNOTATION], BY_KERNEL)

@@ -111,11 +111,8 @@ def find_host_collectives(trace: TraceView, window: Window) -> Integers:
 def describe_activities(trace: TraceView, window: Window, times: CpuTimes) -> list[HostActivity]:
     """Those that took any time, longest first."""
     program = _list_calls(trace, window)
-    found = [
-        _describe(trace, window, activity, spans, program)
-        for activity, spans in times.beside.items()
-        if len(spans.start)
-    ]
+    spent = [(activity, spans) for activity, spans in times.beside.items() if len(spans.start)]
+    found = [_describe(trace, window, activity, spans, program) for activity, spans in spent]
     return sorted(found, key=lambda one: -one.time_s)
 
 
@@ -133,9 +130,8 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
     if activity == "python":
         calls = program.rows[program.is_function]
     else:
-        calls = calls[
-            trace.enclosing(trace.parent[calls], trace.mask(calls)) == MISSING
-        ]  # inside another it is the same call
+        # Inside another it is the same call.
+        calls = calls[trace.enclosing(trace.parent[calls], trace.mask(calls)) == MISSING]
     longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
     own = _own_times(trace, program, spans)
     taking = np.flatnonzero(program.is_function & (own > 0))

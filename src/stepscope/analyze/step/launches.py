@@ -304,10 +304,9 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
 def _slowest(
     trace: TraceView, window: Window, launches: _Launches, state: Any, *, by: Any, top: int
 ) -> list[SlowLaunch]:
-    places = [place for place in top_by(by, top) if by[place] > 0]
     rows_of = {work.device: work.rows for work in trace.works}
     found = []
-    for place in places:
+    for place in (place for place in top_by(by, top) if by[place] > 0):
         call = int(launches.call[place])
         row = rows_of[int(launches.device[place])][launches.place[place]]
         operator = int(trace.enclosing(launches.call[place : place + 1], trace.is_kind(OPERATOR))[0])

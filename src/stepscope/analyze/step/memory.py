@@ -121,10 +121,10 @@ def _describe(trace: TraceView, events: _Events, part: slice, device: str, *, be
     start = int(total[0] - size[0])
     peak = part.start + int(np.argmax(total))
     places = np.arange(len(events.rows))
-    held = np.flatnonzero((places <= peak) & (events.size > 0) & (events.freed_by > peak))
-    kept = np.flatnonzero(
-        (places >= part.start) & (places < part.stop) & (events.size > 0) & (events.freed_by >= part.stop)
-    )
+    taken = events.size > 0
+    held = np.flatnonzero(taken & (places <= peak) & (events.freed_by > peak))
+    inside = (places >= part.start) & (places < part.stop)
+    kept = np.flatnonzero(taken & inside & (events.freed_by >= part.stop))
     at_peak = _by_operator(trace, events, held)
     unknown = int(events.total[peak]) - sum(one.bytes for one in at_peak)
     if unknown:

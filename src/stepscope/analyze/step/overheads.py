@@ -88,11 +88,12 @@ def measure_overheads(timeline: Timeline, step: int | None) -> OverheadReport:
     launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
     calls = np.flatnonzero(trace.mask(launch[launch >= 0]))
     inside = _calls_in_operators(trace, calls)
+    took, named = trace.end[calls] - trace.start[calls], trace.name[calls]
     return OverheadReport(
         step=step,
         t1=_sample(gaps),
         t1_left_out=left_out,
-        t4=_by_name(trace, calls),
+        t4={trace.text(code): sample for code in trace.codes_in(calls) if (sample := _sample(took[named == code]))},
         operators=_by_operator(trace, step, inside),
         note=None if len(calls) else "nothing was launched: T2 to T4 do not apply",
     )
@@ -139,16 +140,6 @@ def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
     calls, operator = calls[order], operator[order]
     changes = np.diff(operator, prepend=MISSING, append=MISSING) != 0
     return _Inside(calls, operator, is_first=changes[:-1], is_last=changes[1:])
-
-
-def _by_name(trace: TraceView, calls: Integers) -> dict[str, Sample]:
-    samples = {}
-    for code in trace.codes_in(calls):
-        mine = calls[trace.name[calls] == code]
-        sample = _sample(trace.end[mine] - trace.start[mine])
-        assert sample is not None
-        samples[trace.text(code)] = sample
-    return samples
 
 
 def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[OperatorOverhead]:
