@@ -101,6 +101,9 @@ def memory_use(history: MemoryHistory) -> MemoryUse:
         notes.append("no history was recorded: only the moment of the snapshot is known")
     elif growth is None:
         notes.append("no steps: neither annotations nor repeating allocations tell them apart")
+    known = [] if history.fragmentation is None else [history.fragmentation.reserved_bytes]
+    if history.reserved_bytes is not None and len(history.reserved_bytes):
+        known.append(int(history.reserved_bytes.max()))
     return MemoryUse(
         sentence=_sentence(history, int(total[peak]), at_peak, growth),
         source=history.source,
@@ -113,7 +116,7 @@ def memory_use(history: MemoryHistory) -> MemoryUse:
         end_bytes=int(total[-1]),
         peak_bytes=int(total[peak]),
         peak_time_s=None if time is None or not peak else (int(time[peak - 1]) - first) / 1e9,
-        peak_reserved_bytes=_peak_reserved(history),
+        peak_reserved_bytes=max(known, default=None),
         at_peak=at_peak,
         growth=growth,
         fragmentation=history.fragmentation,
@@ -121,13 +124,6 @@ def memory_use(history: MemoryHistory) -> MemoryUse:
         timeline=_points(history, total[1:], first),
         notes=notes,
     )
-
-
-def _peak_reserved(history: MemoryHistory) -> int | None:
-    known = [] if history.fragmentation is None else [history.fragmentation.reserved_bytes]
-    if history.reserved_bytes is not None and len(history.reserved_bytes):
-        known.append(int(history.reserved_bytes.max()))
-    return max(known, default=None)
 
 
 def _by_owner(history: MemoryHistory, count: int) -> Integers:

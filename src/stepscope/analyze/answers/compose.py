@@ -241,17 +241,14 @@ def _idle(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
     idle = job.detail.idle
     first = next(iter(idle.by_operator), None)
     if first is not None and not is_cpu(job.detail):
+        # The report names an operator, or says that none was running.
+        is_plain = first.operator == OUTSIDE or first.operator.startswith(BETWEEN)
+        where = f"{'' if is_plain else 'in '}{shorten(first.operator)}"
         yield Point(
             text=f"the device is idle {format_duration(idle.idle_s)} in {count_of(idle.gaps, 'gap')}; most while the "
-            f"host was {_where(first.operator)}: {format_duration(first.total_s)} in {first.gaps}",
+            f"host was {where}: {format_duration(first.total_s)} in {first.gaps}",
             time_s=first.total_s,
         )
-
-
-def _where(operator: str) -> str:
-    """The idle report names an operator, or says that none was running."""
-    plain = operator == OUTSIDE or operator.startswith(BETWEEN)
-    return shorten(operator) if plain else f"in {shorten(operator)}"
 
 
 def _kernels(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:

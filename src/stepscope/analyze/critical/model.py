@@ -287,19 +287,15 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
     device work delays an event that had itself launched it, the edge leads to the next event of the thread.
     """
     graph = build_graph(timeline, step)
-    parts = (_host_order(graph), _others(view(timeline), graph))
+    # From an end to the start that follows it on the thread.
+    source, target, kind = graph.edges.source, graph.edges.target, graph.edges.kind
+    mine = np.flatnonzero((kind == kinds.HOST) & (source & 1 == 1) & (target & 1 == 0))
+    ends, starts = graph.node_row[source[mine]], graph.node_row[target[mine]]
+    parts = ((ends, starts, kind[mine], np.zeros_like(mine)), _others(view(timeline), graph))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     keep = (columns[0] >= 0) & (columns[1] >= 0) & (columns[0] != columns[1])
     table = np.unique(np.stack([column[keep] for column in columns], 1), axis=0)
     return RowEdges(before=table[:, 0], after=table[:, 1], kind=table[:, 2], inferred=table[:, 3])
-
-
-def _host_order(graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
-    """From an end to the start that follows it on the thread."""
-    source, target = graph.edges.source, graph.edges.target
-    mine = np.flatnonzero((graph.edges.kind == kinds.HOST) & (source & 1 == 1) & (target & 1 == 0))
-    before, after = graph.node_row[source[mine]], graph.node_row[target[mine]]
-    return before, after, np.full(len(mine), kinds.HOST), np.zeros(len(mine), np.int64)
 
 
 def _others(trace: TraceView, graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:

@@ -126,7 +126,10 @@ def find_pair(spec: Spec) -> Pair | None:
 
 def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
     ranks = sorted({rank for found in group for rank in found.pair})
-    small, large = _choose_sizes({found.size_bytes for found in group})
+    # The smallest for latency and the largest for bandwidth.
+    sizes = {found.size_bytes for found in group}
+    small: int | None = min(sizes) if len(sizes) > 1 or min(sizes) <= SMALL_BYTES else None
+    large: int | None = max(sizes) if len(sizes) > 1 or small is None else None
     measured = {(found.pair, found.size_bytes): _measure(found.case) for found in group}
     latency = {pair: value for (pair, size), value in measured.items() if size == small and value is not None}
     transfer = {pair: value for (pair, size), value in measured.items() if size == large and value is not None}
@@ -149,14 +152,6 @@ def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
         ),
         failures=_read_failures(group),
     )
-
-
-def _choose_sizes(sizes: set[int]) -> tuple[int | None, int | None]:
-    """The smallest for latency and the largest for bandwidth."""
-    if len(sizes) == 1:
-        (size,) = sizes
-        return (size, None) if size <= SMALL_BYTES else (None, size)
-    return min(sizes), max(sizes)
 
 
 def _measure(measured: MeasuredCase) -> _Measured | None:

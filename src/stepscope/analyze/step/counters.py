@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -66,25 +66,20 @@ class CounterReport(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class _Ranges(NamedTuple):
-    rows: Any
-    values: list[dict[str, float]]
-
-
 def count_by_operator(timeline: Timeline, step: int | None) -> CounterReport:
     """Counters of one step; None: of the whole trace."""
     trace = view(timeline)
     trace.check(step)
-    ranges = _find_ranges(trace)
-    launch, ways = _match(trace, ranges)
+    rows, values = _find_ranges(trace)
+    launch, ways = _match(trace, rows)
     if step is not None:
         of_launch = launch >= 0
-        inside = trace.step[ranges.rows] == step
+        inside = trace.step[rows] == step
         inside[of_launch] = trace.step[launch[of_launch]] == step
-        ranges = _Ranges(ranges.rows[inside], [one for one, kept in zip(ranges.values, inside, strict=True) if kept])
-        launch = launch[inside]
+        rows, launch = rows[inside], launch[inside]
+        values = [one for one, kept in zip(values, inside, strict=True) if kept]
     series = _find_series(trace, step)
-    matched, found = int((launch >= 0).sum()), len(ranges.rows)
+    matched, found = int((launch >= 0).sum()), len(rows)
     note = None if found or series else NO_COUNTERS
     if matched < found:
         note = f"{found - matched} of {found} profiler ranges could not be matched with a launch"
@@ -93,14 +88,15 @@ def count_by_operator(timeline: Timeline, step: int | None) -> CounterReport:
         ranges=found,
         matched=matched,
         matched_by=ways,
-        counters=sorted({name for one in ranges.values for name in one}),
-        by_operator=_sum_up(trace, launch, ranges.values),
+        counters=sorted({name for one in values for name in one}),
+        by_operator=_sum_up(trace, launch, values),
         series=series,
         note=note,
     )
 
 
-def _find_ranges(trace: TraceView) -> _Ranges:
+def _find_ranges(trace: TraceView) -> tuple[Integers, list[dict[str, float]]]:
+    """Rows of profiler ranges in order of time, and the counters of each."""
     rows = trace.rows(COUNTER, OTHER)
     codes = trace.column("arguments")[rows] if len(rows) else rows
     rows, codes = rows[codes != MISSING], codes[codes != MISSING]
@@ -108,7 +104,7 @@ def _find_ranges(trace: TraceView) -> _Ranges:
     has_values = np.array([bool(parsed[code]) for code in codes.tolist()], bool)
     rows, codes = rows[has_values], codes[has_values]
     order = np.argsort(trace.start[rows], kind="stable")
-    return _Ranges(rows[order], [parsed[code] for code in codes[order].tolist()])
+    return rows[order], [parsed[code] for code in codes[order].tolist()]
 
 
 def _parse(text: str) -> dict[str, float]:
@@ -131,19 +127,19 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _match(trace: TraceView, ranges: _Ranges) -> tuple[Integers, list[str]]:
+def _match(trace: TraceView, rows: Integers) -> tuple[Integers, list[str]]:
     """The call that launched what each range counted (−1: not found), and how they were found.
 
     By correlation where ranges have one; else the n-th range of a name is the n-th kernel of that name on the stream;
     else, where there are as many ranges as launches, the n-th is the n-th. Numbers that differ are never matched: every
     value after the first difference would go to a wrong operator.
     """
-    launch = np.full(len(ranges.rows), MISSING, np.int64)
+    launch = np.full(len(rows), MISSING, np.int64)
     ways = []
     for way, find in (("correlation", _by_correlation), ("name", _by_name), ("order", _by_order)):
         missing = np.flatnonzero(launch == MISSING)
         if len(missing):
-            launch[missing] = find(trace, ranges.rows[missing])
+            launch[missing] = find(trace, rows[missing])
             if (launch[missing] >= 0).any():
                 ways.append(way)
     return launch, ways

@@ -249,14 +249,10 @@ class TraceView:
         limit: int | None = None
         for span in reversed(self.timeline.steps):
             if limit is not None and last[span.number] > limit:
-                last[span.number] = max(span.end_ns, self._last_end(span.number, limit))
+                done = [work.end[(work.step == span.number) & (work.end <= limit)] for work in self.works]
+                last[span.number] = max([span.end_ns, *(int(end.max()) for end in done if len(end))])
             limit = last[span.number]
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
-
-    def _last_end(self, step: int, limit: int) -> int:
-        """When the last of the step's device work ended, of that which ended by the limit."""
-        ends = [work.end[(work.step == step) & (work.end <= limit)] for work in self.works]
-        return max((int(end.max()) for end in ends if len(end)), default=LONG_AGO)
 
     def judged_steps(self) -> list[int]:
         """Steps that stand for the rest: without the first and the last where more than two remain, and without empty
