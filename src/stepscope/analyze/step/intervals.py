@@ -145,32 +145,44 @@ def common_length(one: Intervals, other: Intervals) -> int:
     return int(measure_within(many, few.start, few.end).sum()) if len(few.start) else 0
 
 
-def sweep(start: Integers, end: Integers) -> StepFunction:
-    """How many of these intervals are open, over time. Empty intervals are never open."""
-    if not len(start) and not len(end):
-        return StepFunction(np.zeros(0, np.int64), np.zeros(0, np.int64))
+def _changes(start: Integers, end: Integers, low: int, high: int | None = None) -> tuple[Whole, Whole]:
+    """When these intervals, cut to [low, high), open or close, in order and counted from `low`; how many are open then.
+
+    Of changes at one time those that close come first.
+    """
     # The last bit says whether an interval opens: numbers sort several times faster than places of numbers.
-    base = min(int(np.min(times)) for times in (start, end) if len(times))
-    changes = np.concatenate((np.asarray(start, np.int64), np.asarray(end, np.int64)))
-    changes -= base
+    changes = np.concatenate((start, end)).astype(np.int64, copy=False)
+    changes -= low
+    if high is not None:
+        np.maximum(changes, 0, out=changes)
+        np.minimum(changes, high - low, out=changes)
     changes <<= 1
     changes[: len(start)] |= 1
     changes.sort(kind="stable")  # mostly in order: runs are only merged
-    value = np.cumsum(2 * (changes & 1) - 1)
+    value = np.cumsum(((changes & 1) << 1) - 1)
     changes >>= 1
-    changes += base
+    return changes, value
+
+
+def sweep(start: Integers, end: Integers) -> StepFunction:
+    """How many of these intervals are open, over time. Empty intervals are never open."""
+    if not len(start):
+        return StepFunction(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    base = min(int(np.min(start)), int(np.min(end)))
+    times, value = _changes(start, end, base)
     # The value after all changes of one instant counts: ties have no order of their own.
-    is_last = np.append(changes[1:] != changes[:-1], True)
-    return StepFunction(changes[is_last], value[is_last])
+    is_last = np.append(times[1:] != times[:-1], True)
+    return StepFunction(times[is_last] + base, value[is_last])
 
 
 def count_open(start: Integers, end: Integers, low: int, high: int, *, share: float) -> OpenCounts:
     """How many of these intervals are open during [low, high); `share` says for which quantile over time."""
-    times, value = sweep(*(np.clip(one, low, max(low, high)) for one in (start, end)))  # those outside become empty
     whole = high - low
-    if whole <= 0 or not len(times):
+    if whole <= 0 or not len(start):
         return OpenCounts(0.0, 0, 0)
-    spent = np.bincount(value[:-1], weights=np.diff(times), minlength=1)
+    times, value = _changes(start, end, low, high)  # those outside become empty
+    np.maximum(value, 0, out=value)
+    spent = np.bincount(value[:-1], weights=np.diff(times))
     spent[0] += whole - int(times[-1] - times[0])
     values = np.flatnonzero(spent)
     reached = min(int(np.searchsorted(np.cumsum(spent[values]), share * whole)), len(values) - 1)

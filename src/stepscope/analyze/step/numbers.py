@@ -97,7 +97,7 @@ def known_only(values: Any, is_known: Mask) -> Any:
 def make_rows(kind: Callable[..., Row], columns: Mapping[str, Any]) -> list[Row]:
     """A struct for each row of these columns, which are lists or arrays."""
     lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns.values()]
-    return [kind(**dict(zip(columns, cells, strict=True))) for cells in zip(*lists, strict=True)]
+    return [kind(**dict(zip(columns, cells, strict=False))) for cells in zip(*lists, strict=True)]
 
 
 def share_of(part: float, whole: float) -> float:
