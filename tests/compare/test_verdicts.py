@@ -262,6 +262,13 @@ def test_disturbed_processes_are_left_out_where_two_others_remain() -> None:
     row = only_row(quiet, mixed)
     assert row.ratio == pytest.approx(1.0)
     assert (row.disturbed_b, row.processes_b) == (2, 5)
+    assert "left out" not in row.reason, "enough are left"
+    fewer = MeasuredCase(
+        quiet.result, [msgspec.structs.replace(samples, probes_s=[]) for samples in mixed_samples[1:4]]
+    )
+    row = only_row(fewer, steady(1e-3, processes=2, probe_s=None))
+    assert (row.verdict, row.disturbed_a, (row.processes_needed or 0) > 2) == ("not enough data", 1, True)
+    assert "without 1 of A's 3 processes, which ran on a loaded or slower machine, a change below" in row.reason
 
 
 def test_one_process_per_side_calls_only_what_no_noise_of_the_grid_explains() -> None:
@@ -320,6 +327,19 @@ def test_the_processes_that_are_asked_for_are_enough_at_once() -> None:
         needed = row.processes_needed or 4
         found += only_row(noisy(needed, 1.0), noisy(needed, 1.05)).verdict == "worse"
     assert found >= 90
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_as_many_processes_as_were_too_few_are_never_asked_for(paired: bool) -> None:
+    """One side varies and the other hardly does: a plan expects both to vary alike, which shows smaller changes."""
+    for spread in (0.0005, 0.0007, 0.001, 0.003, 0.00599, 0.01, 0.03):
+        for count in (2, 3, 4, 6):
+            quiet, loud = (
+                make_case([[math.exp(size * (-1) ** i)] * 9 for i in range(count)]) for size in (1e-5, spread)
+            )
+            (row,) = compare_pairs([Pair(quiet, loud, "one")], paired=paired).rows
+            if row.verdict == "not enough data":
+                assert row.processes_needed is None or row.processes_needed > count, (spread, count, row.reason)
 
 
 @pytest.mark.parametrize(("quantile", "statistic"), [(0.3, "median"), (0.85, "p95")])

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from stepscope.measure.instability import judge_times
 from stepscope.measure.surroundings import CpuUse, find_co_running_load, read_cpu_use
+from stepscope.records import MeasureSettings
 
 START = CpuUse(idle_s=100, total_s=200, own_s=10, stolen_s=0)
 
@@ -58,3 +60,11 @@ def test_a_real_busy_process_is_seen() -> None:
     assert found is not None
     assert found.other_cores > 0.5
     assert found.as_notice() is not None
+
+
+def test_an_interval_just_above_its_target_is_told_apart_from_it() -> None:
+    settings = MeasureSettings(target_width=0.01)
+    times = [1.0 + 0.01004 * side for side in (-1, 1)] * 20
+    (wide,) = [one for one in judge_times(times, settings) if one and one.kind == "wide_interval"]
+    assert "±1.004 %" in wide.message
+    assert "the target is ±1.000 %" in wide.message

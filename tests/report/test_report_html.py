@@ -119,9 +119,9 @@ def test_many_cases_are_quick_and_bounded() -> None:
         for i in range(500)
     ]  # fmt: skip
     run = make_run(cases, make_system())
-    start = time.perf_counter()
+    start = time.process_time()
     page = render_html(build_report([run]))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     assert len(page) < 8_000_000
     checker = check(page)
     assert checker.count("svg", "distribution") == MAX_FULL_PLOTS

@@ -20,7 +20,7 @@ from stepscope.compare.views import compare_implementations
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.metrics import CaseInput, NotApplicable
 from stepscope.metrics.cases import input_share, mfu
-from stepscope.records import Case
+from stepscope.records import Case, LatencyTarget
 from stepscope.store import MeasuredCase
 
 
@@ -39,7 +39,13 @@ def test_a_training_score_counts_examples(tmp_path: Path) -> None:
     assert isinstance(mfu(CaseInput(case)), NotApplicable)  # nobody states the peak of this CPU
 
 
-def test_a_latency_is_that_of_one_batch(tmp_path: Path) -> None:
+def limit_latency(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
+    target = LatencyTarget(limit_s=limit_s, percentile=99.0)
+    monkeypatch.setattr(Declared, "latency_target", property(lambda self: target))
+
+
+def test_a_latency_is_that_of_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_latency(monkeypatch, 3600.0)
     (case,) = measure(tmp_path, tiny(SERVED)).cases()
     assert all(count == 1 for one in case.samples for count in one.iterations)
     assert {"p50", "p95", "p99"} <= set(case.latency_s())
@@ -47,19 +53,11 @@ def test_a_latency_is_that_of_one_batch(tmp_path: Path) -> None:
 
 
 def test_a_limit_below_what_is_possible_marks_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Declared, "latency_target", property(lambda self: msgspec.structs.replace(_limit(self), limit_s=1e-9))
-    )
+    limit_latency(monkeypatch, 1e-9)
     run = measure(tmp_path, tiny(SERVED))
     (case,) = run.cases()
     assert case.result.status == "ok"
     assert case.missed_latency() is True
-
-
-def _limit(declared: Declared) -> Any:
-    from stepscope.records import LatencyTarget
-
-    return LatencyTarget(limit_s=1.0, percentile=declared.latency_percentile)
 
 
 def test_a_step_that_trains_nothing_has_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

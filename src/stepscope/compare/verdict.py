@@ -38,10 +38,14 @@ DEFAULT_RESOLUTION = 0.05
 FIRST_LOOK = 5
 """Processes per side with which to find out how much they differ."""
 
+SINGLE = (
+    "the noise between processes is unknown there, and only large differences are called; "
+    f"measure with --processes {FIRST_LOOK}"
+)
+
 PASS_LEVEL = 0.05
 """Chance that a gate passes a case that is exactly at its limit."""
 
-SINGLE = "a single process on a side: the noise between processes is unknown, and only large differences are called"
 MIN_SAMPLES = 5
 """Per side; below, a tenth percentile is only the fastest sample under another name."""
 
@@ -235,9 +239,7 @@ def compare_pairs(
         level=level,
         min_effect=min_effect,
         resolution=resolution,
-        notes=[f"{single} of {len(tested)} cases have {SINGLE}; measure with --processes {FIRST_LOOK}"]
-        if single
-        else [],
+        notes=[f"cases with a single process on a side: {single} of {len(tested)}; {SINGLE}"] if single else [],
     )
 
 
@@ -378,7 +380,11 @@ def _decide_uncalled(
         needed = plan_processes(
             fast_end.between_bound, size, own_level * STATISTICS[0].weight, slow_chance=chance, paired=item.paired
         )
+    fewest = min(len(side.processes) for side in (item.a, item.b))
     if seen > math.log1p(resolution):
+        limit = _tell_left_out(item) + limit
+        # Sides that differ in their spread leave fewer degrees of freedom than a plan expects: these were too few.
+        needed = needed and max(needed, fewest + 1)
         reason = f"{limit}; {_tell_needed(needed, item, resolution)}"
         return msgspec.structs.replace(row, reason=reason, processes_needed=needed)
     small = any(one.significant for one in row.statistics)
@@ -387,7 +393,7 @@ def _decide_uncalled(
         row,
         verdict="no difference found",
         reason=f"{reason}; {limit}",
-        processes_needed=needed if needed and needed > min(len(side.processes) for side in (item.a, item.b)) else None,
+        processes_needed=needed if needed and needed > fewest else None,
     )
 
 
@@ -415,6 +421,16 @@ def _tell_disturbance(item: _Tested, explained: float) -> str:
         f"the machine was loaded or slower while {measured}, which could explain {size}; "
         "measure again with less co-running load, or use `stepscope ab`"
     )
+
+
+def _tell_left_out(item: _Tested) -> str:
+    """Why a comparison has fewer processes than were measured."""
+    left_out = [
+        f"{len(side.all_processes) - len(side.processes)} of {name}'s {len(side.all_processes)} processes"
+        for name, side in (("A", item.a), ("B", item.b))
+        if len(side.processes) < len(side.all_processes)
+    ]
+    return f"without {' and '.join(left_out)}, which ran on a loaded or slower machine, " if left_out else ""
 
 
 def _tell_needed(needed: int | None, item: _Tested, resolution: float) -> str:

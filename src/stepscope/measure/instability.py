@@ -94,14 +94,15 @@ def _wide(times: Sequence[float], settings: MeasureSettings) -> Notice | None:
     if width <= settings.target_width:
         return None
     growth = (width / settings.target_width) ** 2
+    digits = 1 if format_share(width) != format_share(settings.target_width) else 3
     needed_s = settings.max_time_s * growth
     longer = f", or allow --max-time {math.ceil(needed_s)}s" if needed_s <= LONGEST_ADVICE_S else ""
     if settings.fixed_samples:
         longer = f", or take --iterations {math.ceil(summary.n * growth)}"
     return Notice(
         kind="wide_interval",
-        message=f"the interval is ±{format_share(width)} after {summary.n} samples; "
-        f"the target is ±{format_share(settings.target_width)}",
+        message=f"the interval is ±{format_share(width, digits)} after {summary.n} samples; "
+        f"the target is ±{format_share(settings.target_width, digits)}",
         hint=f"close other programs (`stepscope doctor` lists the load){longer}",
     )
 
@@ -116,7 +117,7 @@ def _outliers(times: Sequence[float]) -> Notice | None:
         return None
     return Notice(
         kind="outliers",
-        message=f"{len(found)} of {summary.n} samples are outliers, the slowest {slowest:.1f} times "
+        message=f"outliers are {len(found)} of {summary.n} samples, the slowest {slowest:.1f} times "
         "the median; all are kept",
         hint="look for periodic work on this machine (other processes, swap, power management)",
     )
