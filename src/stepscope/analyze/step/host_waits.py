@@ -58,7 +58,7 @@ class HostWaits:
         """Runtime rows that wait: by name, and copies that did not leave the host to go on."""
         trace = self._trace
         found = trace.named(self._waiting, is_blocking_name)
-        return unique(np.append(found, self._blocking_copies)) if len(self._blocking_copies) else found
+        return unique(np.append(found, self.blocking_copies)) if len(self.blocking_copies) else found
 
     @cached_property
     def _blocked(self) -> Intervals:
@@ -132,7 +132,7 @@ class HostWaits:
         return least
 
     @cached_property
-    def _blocking_copies(self) -> Integers:
+    def blocking_copies(self) -> Integers:
         """Calls of copies that did not leave the host to go on.
 
         Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
@@ -150,7 +150,7 @@ class HostWaits:
         return np.concatenate(found)
 
     @cached_property
-    def _held(self) -> dict[int, Integers]:
+    def held(self) -> dict[int, Integers]:
         """Thread → when its launches began that are the first after a wait for an event, ascending."""
         trace = self._trace
         rows = trace.named(self._waiting, is_wait_name)
@@ -217,7 +217,7 @@ class HostWaits:
             return waited
         launch = trace.parent[work.rows[place]]
         thread = trace.thread[launch]
-        for one, held in self._held.items():
+        for one, held in self.held.items():
             mine = np.flatnonzero(thread == one)
             called = trace.start[launch[mine]]
             waited[mine] = held.searchsorted(called, side="right") > held.searchsorted(called, side="left")
