@@ -217,7 +217,7 @@ def _clear_contributions(sides: _Pair, a: Table, b: Table, idle: list[bool]) -> 
 
 
 def _changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names], variation: float) -> list[NameChange]:
-    """Of kernels, or of operators, the largest first."""
+    """Changes of kernels, or of operators, the largest first."""
     columns = [group.a for group in groups], [group.b for group in groups]
     tables = [
         (_gather(getattr(names[0], table), columns[0]), _gather(getattr(names[1], table), columns[1]))

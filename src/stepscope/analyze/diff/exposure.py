@@ -357,7 +357,7 @@ class Names(NamedTuple):
     identities: list[Identity]
     calls: Table
     total_ns: Table
-    """Of operators: on the host, without operators inside."""
+    """For operators: host time, without the operators inside."""
     exposed_ns: Table
     operators: list[str | None]
     """The operator that launches most of the kernels of a name."""

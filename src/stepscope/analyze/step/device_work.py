@@ -111,7 +111,7 @@ class DeviceWork:
 
 
 def reaching_in(start: Integers, latest_end: Integers, window: Window) -> slice:
-    """Of rows in order of start those that reach into the window (some in between may have ended before it)."""
+    """Rows, in order of start, that reach into the window (some in between may have ended before it)."""
     first = int(latest_end.searchsorted(window.start_ns, side="left"))
     return slice(first, max(first, int(start.searchsorted(window.end_ns, side="left"))))
 
