@@ -144,19 +144,16 @@ def _on_ray(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], a
         waiting = {remote.remote(task): place for place, task in enumerate(tasks)}
         while waiting:
             (ready,), _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(ready), _unwrap_ray(ray, ready)
+            try:
+                answer = ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                # Errors come wrapped with the text of a remote traceback; ours are told as they are.
+                cause = getattr(error, "cause", None)
+                raise cause if isinstance(cause, StepscopeError) else error from None
+            yield waiting.pop(ready), answer
     finally:
         if mine:
             ray.shutdown()
-
-
-def _unwrap_ray(ray: Any, reference: Any) -> Any:
-    """Errors come wrapped with the text of a remote traceback; ours are told as they are."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        cause = getattr(error, "cause", None)
-        raise cause if isinstance(cause, StepscopeError) else error from None
 
 
 def _on_dask(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], address: str) -> Answers[Answer]:

@@ -103,7 +103,8 @@ def find_stragglers(
     """
     ranks = len(matching.ranks)
     level = 1 - 2 * CHANCE / max(ranks, 1)
-    by_call, by_step = _by_collective(matching, waiting), _by_step(matching, waiting)
+    owner = matching.owner()
+    by_call, by_step = _sum_up(matching, waiting, owner), _sum_up(matching, waiting, matching.step[owner])
     if ranks < 2 or not len(by_call.late_s):
         note = f"not applicable: {'one rank alone' if ranks < 2 else 'no synchronising collective was matched'}"
         return Stragglers(units=None, level=None, jitter_s=None, skew_s=None, ranks=[], stragglers=[], note=note)
@@ -204,21 +205,12 @@ class _Samples:
         return above
 
 
-def _by_collective(matching: Matching, waiting: Waiting) -> _Samples:
-    known = ~np.isnan(waiting.late_s)
-    rank = matching.rank[matching.member][known]
-    order = np.argsort(rank, kind="stable")
-    late, own = waiting.late_s[known][order], waiting.own_late_s[known][order]
-    return _Samples(rank[order], matching.owner()[known][order], late, own, np.ones(len(order), np.int64))
-
-
-def _by_step(matching: Matching, waiting: Waiting) -> _Samples:
-    """Summed over the collectives of each step; what lies outside of all steps does not count."""
-    step = matching.step[matching.owner()]
-    kept = ~np.isnan(waiting.late_s) & (step >= 0)
-    rank, step = matching.rank[matching.member][kept], step[kept]
-    width = int(step.max()) + 1 if len(step) else 1
-    keys, back = np.unique(rank * width + step, return_inverse=True)
+def _sum_up(matching: Matching, waiting: Waiting, unit: Whole) -> _Samples:
+    """By rank and unit, which each matched row has: summed over its collectives. Rows with −1 do not count."""
+    kept = ~np.isnan(waiting.late_s) & (unit >= 0)
+    rank, unit = matching.rank[matching.member][kept], unit[kept]
+    width = int(unit.max()) + 1 if len(unit) else 1
+    keys, back = np.unique(rank * width + unit, return_inverse=True)
     late, own = (run_sums(back, values[kept], len(keys)) for values in (waiting.late_s, waiting.own_late_s))
     return _Samples(keys // width, keys % width, late, own, np.bincount(back, minlength=len(keys)))
 
