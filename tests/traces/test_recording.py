@@ -17,21 +17,19 @@ import pytest
 from click.testing import CliRunner
 
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.traces.recording import (
-    Marks,
-    OptimizerCycle,
-    Recorder,
+from stepscope.traces.recording import Marks, OptimizerCycle, record, step
+from stepscope.traces.recording.evidence import (
+    LEAN,
+    ProfilerSettings,
     Recording,
-    RecordingFailedError,
     RecordSettings,
     make_settings,
+    make_stages,
     read_recording,
-    record,
-    step,
+    write_recording,
 )
-from stepscope.traces.recording.evidence import LEAN, ProfilerSettings, make_stages, write_recording
 from stepscope.traces.recording.program import START_UP, RecordedProgram, record_program
-from stepscope.traces.recording.recorder import Place, read_place
+from stepscope.traces.recording.recorder import Place, Recorder, RecordingFailedError, read_place
 
 QUICK = {"warmup": 1, "unprofiled": 1, "profiler_warmup": 1, "steps": 2, "settle": 0}
 
@@ -237,10 +235,10 @@ def test_the_last_optimizer_ends_a_step() -> None:
 def test_own_marks_silence_the_optimizer() -> None:
     ended: list[str] = []
     marks = Marks("auto", ended.append)
-    marks.optimizer()
-    marks.explicit()
-    marks.optimizer()
-    marks.explicit()
+    marks.end("optimizer")
+    marks.end("mark")
+    marks.end("optimizer")
+    marks.end("mark")
     assert ended == ["optimizer", "mark", "mark"]
 
 

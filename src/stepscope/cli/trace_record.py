@@ -16,8 +16,7 @@ from stepscope.core.units import format_bytes, format_duration, format_ratio, fo
 
 if TYPE_CHECKING:
     from stepscope.formats.timeline import LinkSummary
-    from stepscope.traces.recording import RankRecording, Recording
-    from stepscope.traces.recording.evidence import RecordedFile
+    from stepscope.traces.recording.evidence import RankRecording, RecordedFile, Recording
 
 SHOWN_RANKS = 8
 NOTABLE_CHANGE = 0.1
@@ -68,7 +67,7 @@ def record(
 
     Example: stepscope trace record --steps 3 -- python train.py --epochs 1
     """
-    from stepscope.traces.recording import make_settings
+    from stepscope.traces.recording.evidence import make_settings
     from stepscope.traces.recording.program import name_folder, record_program
 
     settings = make_settings(**chosen, step_marker="forward" if inference else step_marker)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
@@ -485,44 +486,19 @@ def _encode_length(length: int) -> bytes:
 def topological_order(nodes: Sequence[ChakraNode], *, where: str = "") -> list[int]:
     """Places of the nodes, each after all it depends on; BadInputError where dependencies run in a circle.
 
-    Without recursion: chains have hundreds of thousands of nodes. What depends on absent nodes is free.
+    What depends on absent nodes is free.
     """
     place_of = {node.id: place for place, node in enumerate(nodes)}
-    waits = [0] * len(nodes)
-    successors: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        for other in {*node.ctrl_deps, *node.data_deps}:
-            source = place_of.get(other)
-            if source is not None:
-                successors[source].append(place)
-                waits[place] += 1
-    order = [place for place, count in enumerate(waits) if not count]
-    for place in order:
-        for successor in successors[place]:
-            waits[successor] -= 1
-            if not waits[successor]:
-                order.append(successor)
-    if len(order) < len(nodes):
-        circle = _find_circle(nodes, place_of, {place for place, count in enumerate(waits) if count})
+    waits = ({place_of[other] for other in (*node.data_deps, *node.ctrl_deps) if other in place_of} for node in nodes)
+    try:
+        return list(TopologicalSorter(dict(enumerate(waits))).static_order())
+    except CycleError as error:
+        circle = [str(nodes[place].id) for place in reversed(error.args[1])]
         raise BadInputError(
-            f"dependencies run in a circle: nodes {' → '.join(str(nodes[place].id) for place in circle)}",
+            f"dependencies run in a circle: nodes {' → '.join(circle[:12])}",
             hint="write the file again with a converter that orders by time",
             where=where or None,
-        )
-    return order
-
-
-def _find_circle(nodes: Sequence[ChakraNode], place_of: Mapping[int, int], stuck: set[int]) -> list[int]:
-    """Follow dependencies among the nodes that never become free until one comes again."""
-    here = min(stuck)
-    seen: dict[int, int] = {}
-    path: list[int] = []
-    while here not in seen:
-        seen[here] = len(path)
-        path.append(here)
-        needed = (place_of.get(other) for other in (*nodes[here].data_deps, *nodes[here].ctrl_deps))
-        here = next(place for place in needed if place in stuck)
-    return [*path[seen[here] :], here][:12]
+        ) from error
 
 
 def earliest_ns(nodes: Sequence[ChakraNode], *, where: str = "") -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ all their nanoseconds, counted from `baseTimeNanoseconds`; reading the file of o
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from stepscope._version import __version__
 from stepscope.core.errors import UsageError
 from stepscope.core.files import output_file
 from stepscope.core.units import format_bytes
-from stepscope.formats.chrome_rows import PIECE_ROWS, Places, RowText, plan_places
+from stepscope.formats.chrome_rows import PIECE_ROWS, Places, RowText, label, plan_places
 from stepscope.formats.timeline import (
     COUNTER,
     DEVICE_ANNOTATION,
@@ -140,8 +141,7 @@ class DropOrder:
         """For each timeline which rows stay, if so many may."""
         kept = np.zeros(len(self._order), bool)
         kept[self._order[len(self._order) - rows :]] = True
-        parts: list[Integers] = np.split(kept, np.cumsum(self._sizes)[:-1])
-        return parts
+        return np.split(kept, np.cumsum(self._sizes)[:-1])
 
 
 def _standing(timeline: Timeline) -> Integers:
@@ -209,8 +209,6 @@ GZIP_LEVEL = 2
 SECOND_NS = 1_000_000_000
 EXTRA_PROCESS = "stepscope"
 
-_SEPARATOR = b",\n  "
-
 
 class WrittenTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What a file holds, and what was left out to keep it small."""
@@ -247,18 +245,19 @@ def write_chrome(
     ranks = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     _check(ranks, path, flows)
     plan = _Plan(ranks, path, flows=tuple(flows), arrows=list(arrows))
-    with plan.aside():
+    # What is written last takes the name of the file at the end; an error leaves what was there.
+    with output_file(path) as part:
         if max_bytes is None and max_events is None:
-            return plan.write(extra, None)
+            return plan.write(part, extra, None)
         order = DropOrder(ranks, arrow_events=2 if "ac2g" in flows else 0)
         rows = order.rows() if max_events is None else order.rows_within(max_events)
         if max_bytes is None:
-            return plan.write(extra, order.keep(rows))
+            return plan.write(part, extra, order.keep(rows))
         events = [dict(event) for event in extra]
         written: list[WrittenTrace] = []
 
         def write(kept: Sequence[Integers] | None) -> int:
-            written.append(plan.write(events, kept))
+            written.append(plan.write(part, events, kept))
             return written[-1].size_bytes
 
         write_within(max_bytes, path, order, rows, write)
@@ -285,58 +284,39 @@ class _Plan:
     def __init__(self, ranks: Sequence[Timeline], path: Path, *, flows: tuple[str, ...], arrows: list[Arrow]) -> None:
         self.ranks = ranks
         self.path = path
-        self.part = path
         self.flows = flows
         self.arrows = arrows
         self.base_ns = _base(ranks)
         self.places = plan_places(ranks)
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is written last inside takes the name of the file at the end; an error leaves what was there."""
-        with output_file(self.path) as self.part:
-            yield
-
-    def write(self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
-        """One try, beside the file."""
-        counts = [0, 0, 0]
+    def write(self, part: Path, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None) -> WrittenTrace:
+        """One try, into the file beside the one that is wanted."""
+        counts = Counter[str]()
         left_out = count_left_out(self.ranks, kept)
-        with self.part.open("wb") as file, packed(file, self.path) as stream:
-            for piece in self._document(extra, kept, left_out, counts):
-                stream.write(piece)
-        rows = sum(len(rank) if kept is None else int(np.count_nonzero(kept[i])) for i, rank in enumerate(self.ranks))
+        with part.open("wb") as file, packed(file, self.path) as stream:
+            stream.write(_header(self.ranks, self.places, self.base_ns, left_out))
+            separator = b"\n  "
+            for piece in self._pieces(extra, kept, counts):
+                stream.write(separator + piece)
+                separator = b",\n  "
+            stream.write(b"\n]}\n")
         return WrittenTrace(
             path=str(self.path),
-            size_bytes=self.part.stat().st_size,
+            size_bytes=part.stat().st_size,
             ranks=[timeline.rank for timeline in self.ranks],
-            events=rows,
-            arrows=counts[1],
-            extra=counts[2],
+            events=counts["events"],
+            arrows=counts["arrows"],
+            extra=counts["extra"],
             left_out=left_out,
             base_ns=self.base_ns,
         )
 
-    def _document(
-        self,
-        extra: Iterable[Mapping[str, Any]],
-        kept: Sequence[Integers] | None,
-        left_out: dict[str, int],
-        counts: list[int],
-    ) -> Iterator[bytes]:
-        yield _header(self.ranks, self.places, self.base_ns, left_out)
-        separator = b"\n  "
-        for piece in self._pieces(extra, kept, counts):
-            yield separator + piece
-            separator = _SEPARATOR
-        yield b"\n]}\n"
-
     def _pieces(
-        self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None, counts: list[int]
+        self, extra: Iterable[Mapping[str, Any]], kept: Sequence[Integers] | None, counts: Counter[str]
     ) -> Iterator[bytes]:
         """Events, already separated by commas inside a piece."""
         for places in self.places:
-            for event in _naming(places):
-                yield _encode(event)
+            yield from map(_encode, places.labels)
         writers = [
             RowText(timeline, places, self.base_ns) for timeline, places in zip(self.ranks, self.places, strict=True)
         ]
@@ -346,27 +326,27 @@ class _Plan:
             for first in range(0, len(timeline), PIECE_ROWS):
                 last = min(first + PIECE_ROWS, len(timeline))
                 lines = writer.lines(first, last, chosen)
-                counts[0] += len(lines)
+                counts["events"] += len(lines)
                 if lines:
                     yield _joined(lines)
             for category in self.flows:
                 for lines, count in flow_lines(timeline, writer, category, chosen, next_id):
                     next_id += count
-                    counts[1] += count
+                    counts["arrows"] += count
                     yield _joined(lines)
         for lines in arrow_lines(writers, self.arrows, kept, next_id):
-            counts[1] += len(lines) // 2
+            counts["arrows"] += len(lines) // 2
             yield _joined(lines)
         yield from self._extra_lines(extra, counts)
 
-    def _extra_lines(self, extra: Iterable[Mapping[str, Any]], counts: list[int]) -> Iterator[bytes]:
+    def _extra_lines(self, extra: Iterable[Mapping[str, Any]], counts: Counter[str]) -> Iterator[bytes]:
         named = False
         for event in extra:
             if "pid" not in event and not named:
                 named = True
-                yield _encode(_label("process_name", EXTRA_PROCESS, 0, "name", "added by stepscope"))
-                yield _encode(_label("process_sort_index", EXTRA_PROCESS, 0, "sort_index", -1))
-            counts[2] += 1
+                yield _encode(label("process_name", EXTRA_PROCESS, 0, "name", "added by stepscope"))
+                yield _encode(label("process_sort_index", EXTRA_PROCESS, 0, "sort_index", -1))
+            counts["extra"] += 1
             yield _encode(_placed(event, self.base_ns))
 
 
@@ -448,20 +428,6 @@ def _describe_rank(timeline: Timeline, places: Places) -> dict[str, Any]:
         "devices": [[number, device] for device, number in places.devices.items()],
         **_distributed(timeline),
     }
-
-
-def _naming(places: Places) -> Iterator[dict[str, Any]]:
-    for process in places.processes:
-        for name, value in (("name", process.name), ("labels", process.label), ("sort_index", process.order)):
-            yield _label(f"process_{name}", process.number, 0, name, value)
-    for pid, tid, name, order in places.tracks:
-        if name:
-            yield _label("thread_name", pid, tid, "name", name)
-        yield _label("thread_sort_index", pid, tid, "sort_index", order)
-
-
-def _label(what: str, pid: int | str, tid: int | str, key: str, value: int | str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
 
 
 def _placed(event: Mapping[str, Any], base_ns: int) -> dict[str, Any]:

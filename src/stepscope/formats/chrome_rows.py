@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from stepscope.formats.readers.kineto.tolerant import COLUMN_OF_ARGUMENT
+from stepscope.formats.readers.kineto.tolerant import CATEGORIES_OF_KIND, COLUMN_OF_ARGUMENT
 from stepscope.formats.timeline import (
-    ANNOTATION,
     BLOCKS,
     COLUMN,
     COLUMNS,
@@ -26,13 +26,9 @@ from stepscope.formats.timeline import (
     DEVICE_ANNOTATION,
     DEVICE_KINDS,
     INSTANT,
-    KERNEL,
+    KINDS,
     MEMORY,
     MISSING,
-    OPERATOR,
-    OTHER,
-    OVERHEAD,
-    PYTHON,
     RUNTIME,
     SET,
     SYNC,
@@ -53,29 +49,18 @@ EXACT = 1 << 53
 
 
 @dataclass(frozen=True)
-class Process:
-    """A heading in the viewer."""
-
-    number: int | str
-    name: str
-    label: str
-    order: int
-
-
-@dataclass(frozen=True)
 class Places:
     """Places of one rank's rows: `fields[of_row[row]]` is the text of pid and tid of a row."""
 
     rank: int | None
     fields: Sequence[str]
     of_row: Integers
-    processes: Sequence[Process]
-    tracks: Sequence[tuple[int | str, int | str, str, int]] = field(default=())
-    """Process, thread, name (may be empty) and order."""
-    host_processes: dict[str, int | str] = field(default_factory=dict)
+    labels: Sequence[dict[str, Any]]
+    """Events that name processes and threads."""
+    host_processes: dict[str, int | str]
     """As the trace called them, and as they are called in the file."""
-    devices: dict[int, int | str] = field(default_factory=dict)
-    say_devices: bool = True
+    devices: dict[int, int | str]
+    say_devices: bool
     """Whether process and thread of an event lead back to its device and stream. Not where a process of a single rank
     has the number of one of its devices."""
 
@@ -111,8 +96,10 @@ def _plan_rank(timeline: Timeline, index: int | None) -> Places:
             "",
         ],
         of_row=of_row,
-        processes=list(_name_processes(timeline, index, hosts, devices)),
-        tracks=[*_name_threads(timeline.threads, threads), *_name_streams(pairs, streams)],
+        labels=[
+            *_name_processes(timeline, index, hosts, devices),
+            *_name_tracks(timeline.threads, threads, [stream for _, stream in pairs], streams),
+        ],
         host_processes=hosts,
         devices=devices,
         say_devices=index is not None or all(number == device for device, number in devices.items() if device >= 0),
@@ -147,53 +134,46 @@ def _device_numbers(devices: Sequence[int], taken: set[int | str], index: int | 
     return numbers
 
 
+def label(what: str, pid: int | str, tid: int | str, key: str, value: int | str) -> dict[str, Any]:
+    """An event that says how a process or thread is called, or where it stands."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
+
+
 def _name_processes(
     timeline: Timeline, index: int | None, hosts: dict[str, int | str], devices: dict[int, int | str]
-) -> Iterator[Process]:
+) -> Iterator[dict[str, Any]]:
     """Ranks in order of their numbers, in each its host processes, then its devices."""
     position = index or 0
     rank = position if timeline.rank is None else timeline.rank
-    first = rank * RANK_PROCESSES
     prefix = "" if index is None and timeline.rank is None else f"rank {rank}: "
-    for place, (process, number) in enumerate(hosts.items()):
-        yield Process(number, f"{prefix}process {process}", "CPU", first + place)
+    headings = [(number, f"process {process}", "CPU", place) for place, (process, number) in enumerate(hosts.items())]
     for device, number in devices.items():
         name = "unknown device" if device == MISSING else f"device {device}"
-        yield Process(number, f"{prefix}{name}", f"GPU {device}", first + FIRST_DEVICE + max(device, 0))
+        headings.append((number, name, f"GPU {device}", FIRST_DEVICE + max(device, 0)))
+    for number, name, kind, place in headings:
+        order = rank * RANK_PROCESSES + place
+        for key, value in (("name", f"{prefix}{name}"), ("labels", kind), ("sort_index", order)):
+            yield label(f"process_{key}", number, 0, key, value)
 
 
-def _name_threads(
-    threads: Sequence[Thread], numbers: Sequence[tuple[int | str, int | str]]
-) -> Iterator[tuple[int | str, int | str, str, int]]:
+def _name_tracks(
+    threads: Sequence[Thread],
+    of_threads: Sequence[tuple[int | str, int | str]],
+    streams: Sequence[int],
+    of_streams: Sequence[tuple[int | str, int | str]],
+) -> Iterator[dict[str, Any]]:
     """The main thread (which has its process's number) first, the others as they appear."""
-    for place, (thread, (pid, tid)) in enumerate(zip(threads, numbers, strict=True)):
-        yield pid, tid, thread.name, 0 if thread.thread == thread.process else place + 1
-
-
-def _name_streams(
-    pairs: Sequence[tuple[int, int]], numbers: Sequence[tuple[int | str, int | str]]
-) -> Iterator[tuple[int | str, int | str, str, int]]:
-    for (_, stream), (pid, tid) in zip(pairs, numbers, strict=True):
-        yield pid, tid, f"stream {stream}" if stream >= 0 else "no stream", max(stream, 0)
+    named = [(one.name, 0 if one.thread == one.process else place) for place, one in enumerate(threads, 1)]
+    named += [(f"stream {stream}" if stream >= 0 else "no stream", max(stream, 0)) for stream in streams]
+    for (name, order), (pid, tid) in zip(named, [*of_threads, *of_streams], strict=True):
+        if name:
+            yield label("thread_name", pid, tid, "name", name)
+        yield label("thread_sort_index", pid, tid, "sort_index", order)
 
 
 PIECE_ROWS = 1 << 16
 
-CATEGORY_OF_KIND = {
-    OPERATOR: "cpu_op",
-    KERNEL: "kernel",
-    COPY: "gpu_memcpy",
-    SET: "gpu_memset",
-    SYNC: "cuda_sync",
-    ANNOTATION: "user_annotation",
-    DEVICE_ANNOTATION: "gpu_user_annotation",
-    PYTHON: "python_function",
-    COUNTER: "cuda_profiler_range",
-    MEMORY: "cpu_instant_event",
-    OVERHEAD: "overhead",
-    INSTANT: "cpu_instant_event",
-    OTHER: "Trace",
-}
+CATEGORY_OF_KIND = {KINDS.index(kind): names.split()[0] for kind, names in CATEGORIES_OF_KIND.items()}
 """Runtime calls have two: by their name."""
 
 _DRIVER_CALL = re.compile(r"cu[A-Z]")
@@ -201,9 +181,6 @@ _DRIVER_CALL = re.compile(r"cu[A-Z]")
 _NOT_ARGUMENTS = ("start_ns", "end_ns", "kind", "name", "category", "thread", "parent", "step", "arguments")
 """Fields of the event itself, and what is found anew on reading."""
 
-ARGUMENT_OF_COLUMN = {column: argument for argument, column in reversed(COLUMN_OF_ARGUMENT.items())}
-"""The first spelling of each."""
-ARGUMENT_OF_COLUMN["peer"] = "Dst Rank"
 _IN_MEMORY_EVENTS = {"device": "Device Id", "bytes": "Bytes"}
 
 _AS_JSON = ("shapes", "types", "strides", "values", "grid", "block")
@@ -237,12 +214,8 @@ class RowText:
         self._timeline = timeline
         self._places = places
         self._base_ns = base_ns
-        self._names = _Texts(timeline.texts, quoted)
-        self._lists = _Texts(timeline.texts, _as_list)
-        self._rests = _Texts(timeline.texts, _without_braces)
-        self._calls = _Texts(timeline.texts, _call_category)
-        self._covered: dict[int, int] = {MISSING: 0}
-        self._templates: dict[int, Template] = {}
+        self._texts = {form: _Texts(timeline.texts, write) for form, write in _WRITE_TEXT.items()}
+        self._covers = cache(self._find_covered)
 
     def lines(self, first: int, last: int, kept: Integers | None = None) -> list[str]:
         """One text for each row from `first` to before `last` (of these: those where `kept`), in order."""
@@ -256,8 +229,7 @@ class RowText:
         lines = np.empty(len(keys), object)
         for group in np.split(order, starts[1:]) if len(keys) else ():
             lines[group] = self._fill(int(keys[group[0]]), columns, group)
-        filled: list[str] = lines.tolist()
-        return filled
+        return lines.tolist()
 
     def arrow(self, phase: str, category: str, rows: Integers, ids: Sequence[int]) -> list[str]:
         """Beginnings (s) or ends (f) of arrows at the starts of these rows."""
@@ -302,21 +274,14 @@ class RowText:
         found: Integers = keys
         return found
 
-    def _covers(self, code: int) -> int:
+    def _find_covered(self, code: int) -> int:
         """Columns that the kept arguments of a row repeat."""
-        found = self._covered.get(code)
-        if found is None:
-            found = 0
-            for argument in _keys_of(self._timeline.texts[code]):
-                column = COLUMN_OF_ARGUMENT.get(argument)
-                found |= 0 if column is None else 1 << _BIT[column]
-            self._covered[code] = found
-        return found
+        arguments = [] if code == MISSING else _keys_of(self._timeline.texts[code])
+        columns = {COLUMN_OF_ARGUMENT[argument] for argument in arguments if argument in COLUMN_OF_ARGUMENT}
+        return sum(1 << _BIT[column] for column in columns)
 
     def _fill(self, key: int, columns: dict[str, Any], group: Integers) -> list[str]:
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = _make_template(key)
+        template = _make_template(key)
         parts: list[Any] = []
         for column, form in template.fields:
             parts += self._values(column, form, columns, group)
@@ -336,8 +301,7 @@ class RowText:
             return [values]
         if form == "place":
             return [[self._places.fields[code] for code in values]]
-        texts = {"list": self._lists, "rest": self._rests, "call": self._calls}.get(form, self._names)
-        return [texts.of(values)]
+        return [self._texts[form].of(values)]
 
 
 class _Texts:
@@ -356,6 +320,7 @@ class _Texts:
         return [written[code] for code in codes]
 
 
+@cache
 def _make_template(key: int) -> Template:
     kind = key & ((1 << _KIND_BITS) - 1)
     bits = key >> _KIND_BITS
@@ -365,7 +330,7 @@ def _make_template(key: int) -> Template:
     arguments: list[str] = []
     for place, column in enumerate(ARGUMENT_COLUMNS):
         if bits >> place & 1:
-            argument = ARGUMENT_OF_COLUMN[column]
+            argument = COLUMN[column].arguments[0]
             if kind == MEMORY:
                 argument = _IN_MEMORY_EVENTS.get(column, argument)
             form = COLUMN[column].form
@@ -441,3 +406,7 @@ def _without_braces(text: str) -> str:
     if stripped.startswith("{") and _keys_of(stripped):
         return stripped[1:-1]
     return f'"arguments":{quoted(text)}'
+
+
+_WRITE_TEXT = {"text": quoted, "list": _as_list, "rest": _without_braces, "call": _call_category}
+"""By the form of a field."""

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -23,25 +23,12 @@ PLAIN, DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, EVENT_RECORD, STREAM_WAIT, BLOCKING
 """What a call does: nothing that others wait for; wait for a device, a stream, an event; mark or await a place in a
 stream; copy and return when the copy has ended; take or give back memory, which may wait for everything."""
 
-_RULES = (
-    (STREAM_WAIT, re.compile(r"StreamWaitEvent|EventsWaitWithBarrier|AppendWaitOnEvents", re.IGNORECASE)),
-    (EVENT_RECORD, re.compile(r"EventRecord|RecordEvent|AppendSignalEvent", re.IGNORECASE)),
-    (EVENT_SYNC, re.compile(r"Event(Host)?Synchronize|SynchronizeEvent|urEventWait|piEventsWait", re.IGNORECASE)),
-    (
-        STREAM_SYNC,
-        re.compile(r"(Stream|Queue|List|Fence)(Host)?Synchronize|SynchronizeStream|QueueFinish", re.IGNORECASE),
-    ),
-    (DEVICE_SYNC, re.compile(r"Synchroni[sz]e", re.IGNORECASE)),
-    (PLAIN, re.compile(r"Async|Peer", re.IGNORECASE)),
-    (BLOCKING_COPY, re.compile(r"^(cuda|cu|hip|musa|mu)Memcpy", re.IGNORECASE)),
-    (
-        ALLOCATION,
-        re.compile(
-            r"^(cuda|cu|hip|musa|mu)(Malloc|Free|Mem(Alloc|Free)|HostAlloc|HostRegister|HostUnregister)", re.IGNORECASE
-        ),
-    ),
-)
-"""The first that fits decides. A name that only says Synchronize waits for the device."""
+_HOST = tomllib.loads(resources.files(__package__).joinpath("host_names.toml").read_text(encoding="utf-8"))
+_CALLS = (
+    "plain", "device_sync", "stream_sync", "event_sync", "event_record", "stream_wait", "blocking_copy", "allocation",
+)  # fmt: skip
+_WITHOUT_WORK = frozenset(_HOST["without_work"])
+_RULES = [(_CALLS.index(role), re.compile(pattern, re.IGNORECASE)) for role, pattern in _HOST["calls"].items()]
 
 
 @lru_cache(8192)
@@ -62,18 +49,6 @@ def is_launch_name(name: str) -> bool:
 
 HOST_WAITS = frozenset({DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, BLOCKING_COPY})
 """Roles of calls that return only when device work has ended."""
-
-
-_WITHOUT_WORK = frozenset({
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "as_strided", "t", "transpose", "permute", "expand",
-    "expand_as", "detach", "detach_", "alias", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
-    "unbind", "unsqueeze", "squeeze", "unflatten", "flatten", "contiguous", "to", "diagonal", "unfold", "real",
-    "imag", "view_as", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "resize_", "resolve_conj", "resolve_neg", "result_type", "is_same_size", "size", "stride", "set_data",
-    "requires_grad_", "retain_grad", "resize_output_", "_resize_output_", "swapaxes", "movedim", "numpy_T",
-    "is_complex", "is_floating_point",
-})  # fmt: skip
-"""On the host these are rows like others; on a device they launch nothing."""
 
 
 def does_no_work(name: str) -> bool:
@@ -102,7 +77,6 @@ _MANGLED_NOISE = re.compile(r"S[0-9A-Z]*_|T\d*_|L[a-z]n?\d+E|En?\d+E")
 _NOT_CODE = re.compile(r"\[?(?:CUDA )?mem(?:cpy|set)\b", re.IGNORECASE)
 """`Memcpy HtoD (Pageable -> Device)`, `[CUDA memset]`: words of a profiler, no signature."""
 
-_OPEN = "<({["
 _CLOSE = ">)}]"
 _HIDDEN_NAMESPACES = re.compile(r"^(?:at::native::|at::|c10::|std::)+|\(anonymous namespace\)::")
 
@@ -172,59 +146,37 @@ def is_wrapper(name: str) -> bool:
     return bool(_WRAPPERS.search(base_name(name)))
 
 
+def _outside(text: str, brackets: str = "<({[") -> Iterator[tuple[int, str]]:
+    """Place and letter of all that stands outside brackets, the opening ones included; an anonymous namespace is one
+    letter."""
+    closing = _CLOSE[: len(brackets)]
+    depth = place = 0
+    while place < len(text):
+        letter = text[place]
+        if letter == "(" and not depth and text.startswith(_ANONYMOUS, place):
+            letter = _ANONYMOUS
+        if letter in closing:
+            depth = max(0, depth - (text[place - 1 : place] != "-"))
+        else:
+            if not depth:
+                yield place, letter
+            depth += letter in brackets
+        place += len(letter)
+
+
 def _without_parameters(text: str) -> str:
     """Cuts the parameter list: the first top-level parenthesis after which nothing is qualified further."""
-    depth = 0
-    start = -1
-    for place, letter in enumerate(text):
-        if letter in _OPEN:
-            if letter == "(" and depth == 0 and not text.startswith(_ANONYMOUS, place):
-                start = place
-                break
-            depth += 1
-        elif letter in _CLOSE and not (letter == ">" and place and text[place - 1] == "-"):
-            depth = max(0, depth - 1)
+    start = next((place for place, letter in _outside(text) if letter == "("), -1)
     return text[:start].strip() if start > 0 else text
 
 
 def _without_return_type(text: str) -> str:
     """Cuts what stands before the last top-level space: `void`, `std::enable_if<…>::type`, `static`."""
-    depth = 0
-    cut = 0
-    place = 0
-    while place < len(text):
-        if depth == 0 and text.startswith(_ANONYMOUS, place):
-            place += len(_ANONYMOUS)
-            continue
-        letter = text[place]
-        if letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth = max(0, depth - 1)
-        elif letter == " " and depth == 0:
-            cut = place + 1
-        place += 1
-    return text[cut:] or text
+    return text[max((place + 1 for place, letter in _outside(text) if letter == " "), default=0) :] or text
 
 
 def _outside_brackets(text: str) -> str:
-    parts: list[str] = []
-    depth = 0
-    place = 0
-    while place < len(text):
-        if depth == 0 and text.startswith(_ANONYMOUS, place):
-            parts.append(_ANONYMOUS)
-            place += len(_ANONYMOUS)
-            continue
-        letter = text[place]
-        if letter in "<({":
-            depth += 1
-        elif letter in ">)}":
-            depth = max(0, depth - 1)
-        elif depth == 0:
-            parts.append(letter)
-        place += 1
-    return "".join(parts).strip() or text
+    return "".join(letter for _, letter in _outside(text, "<({") if letter not in "<({").strip() or text
 
 
 def _readable(mangled: str) -> str:
@@ -266,7 +218,6 @@ CLASSIFIER_VERSION = 2
 
 CLASSIFIER_VARIABLE = "STEPSCOPE_CLASSIFIER"
 _RULE_KEYS = frozenset({"category", "pattern", "whole", "also", "reason"})
-_CACHE_SIZE = 1 << 16
 _NUMBERED = re.compile(r"%?[a-z][a-z0-9_-]*(?:\.\d+)+")
 
 
@@ -430,18 +381,6 @@ def is_device_wait(name: str) -> bool:
 _HOST_WORK = re.compile(r"^(?:gloo|mpi|ucc):(\w+)$")
 _DEVICE_WORK = re.compile(r"^(?:nccl|rccl|xccl):(\w+)(?: .*)?$")
 _HOST_CALL = re.compile(r"^c10d::_?(\w+?)_?$")
-_HOST_NAMES = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "allgather": "all_gather",
-    "allgather_base": "all_gather_into_tensor",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "reduce_scatter_base": "reduce_scatter_tensor",
-    "recv_any_source": "recv",
-}
 
 
 def classify_host_communication(name: str) -> str | None:
@@ -454,7 +393,7 @@ def classify_host_communication(name: str) -> str | None:
     if found is None:
         return None
     word = found[1]
-    return _HOST_NAMES.get(word, word)
+    return str(_HOST["collectives"].get(word, word))
 
 
 def is_host_work(name: str) -> bool:

@@ -126,16 +126,12 @@ def _parse(data: bytes, warnings: list[str], *, where: str, cut_short: str | Non
             return _parse(repaired, warnings, where=where, cut_short=cut_short)
         file = _recover(data, error, where, cut_short, warnings)
     if file.schema is None:
-        raise BadInputError(
-            "has nodes but no schema: it is no execution trace",
-            hint="give the file of an observer",
-            where=where or None,
-        )
+        raise _bad("has nodes but no schema: it is no execution trace", where, "give the file of an observer")
     _check_schema(file.schema, warnings, where)
     try:
         nodes = _nodes(file.nodes, warnings)
     except ValueError as error:
-        raise BadInputError(str(error), hint=_RECORD_AGAIN, where=where or None) from error
+        raise _bad(str(error), where) from error
     groups = _groups(nodes, warnings)
     return Graph(
         nodes=nodes,
@@ -166,18 +162,9 @@ def _nodes(found: list[_FileNode], warnings: list[str]) -> tuple[Node, ...]:
 
 def _flat(node: _FileNode) -> Node:
     return Node(
-        id=node.id,
-        name=node.name,
-        parent=node.parent,
-        rf_id=node.rf_id,
-        seq_id=node.seq_id,
-        fw_parent=node.fw_parent,
-        scope=node.scope,
-        tid=node.tid,
-        fw_tid=node.fw_tid,
-        op_schema=node.op_schema,
         inputs=Arguments((node.inputs, node.input_shapes, node.input_types)),
         outputs=Arguments((node.outputs, node.output_shapes, node.output_types)),
+        **{name: getattr(node, name) for name in ("id", "name", "parent", "op_schema", *_NUMBERS)},
     )
 
 
@@ -249,11 +236,8 @@ def _check_schema(schema: str, warnings: list[str], where: str) -> None:
     version = schema.partition("-")[0]
     major = version.partition(".")[0]
     if major != KNOWN_MAJOR:
-        raise BadInputError(
-            f"has schema {schema!r}; schemas 1.x are read (known: {', '.join(KNOWN_SCHEMAS)})",
-            hint="a newer Stepscope may read it",
-            where=where or None,
-        )
+        known = f"schemas 1.x are read (known: {', '.join(KNOWN_SCHEMAS)})"
+        raise _bad(f"has schema {schema!r}; {known}", where, "a newer Stepscope may read it")
     if version not in KNOWN_SCHEMAS:
         warnings.append(
             f"schema {schema!r} is newer than those known ({KNOWN_SCHEMAS[-1]}): fields are read by their names"
@@ -268,15 +252,10 @@ def _recover(data: bytes, error: Exception, where: str, cut_short: str | None, w
         raise _wrong_form(data, error, where) from error
     nodes, stopped, at_end = _complete_nodes(data, begin.end(), where)
     if not at_end:
-        raise BadInputError(
-            f"is damaged at byte {stopped}, after {len(nodes)} nodes: {error}",
-            hint="copy or record the file again",
-            where=f"{where}, byte {stopped}",
-        ) from error
+        what = f"is damaged at byte {stopped}, after {len(nodes)} nodes: {error}"
+        raise _bad(what, f"{where}, byte {stopped}", "copy or record the file again") from error
     if not nodes:
-        raise BadInputError(
-            f"ends at byte {len(data)}, before its first node is complete", hint=_RECORD_AGAIN, where=where or None
-        )
+        raise _bad(f"ends at byte {len(data)}, before its first node is complete", where)
     packed = f" (the packed file ends early: {cut_short})" if cut_short else ""
     warnings.append(
         f"the file ends inside the node at byte {stopped} of {len(data)}{packed}; {len(nodes)} complete nodes are kept"
@@ -289,13 +268,11 @@ def _header(data: bytes, where: str) -> _File:
     """What stands before the nodes."""
     begin = _NODES.search(data, 0, _HEAD_BYTES)
     if begin is None:
-        raise BadInputError(
-            'is no execution trace: there is no list "nodes" in its beginning', hint=_RECORD_AGAIN, where=where or None
-        )
+        raise _bad('is no execution trace: there is no list "nodes" in its beginning', where)
     try:
         return _DECODE_FILE.decode(data[: begin.end()] + b"]}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInputError(f"cannot be read: {error}", hint=_RECORD_AGAIN, where=where or None) from error
+        raise _bad(f"cannot be read: {error}", where) from error
 
 
 _SPACE = re.compile(r"[\s,]*")
@@ -321,9 +298,7 @@ def _complete_nodes(data: bytes, begin: int, where: str) -> tuple[list[_FileNode
         try:
             nodes.append(_DECODE_NODE.decode(raw))
         except msgspec.ValidationError as error:
-            raise BadInputError(
-                f"node {len(nodes)} of the list: {error}", hint=_RECORD_AGAIN, where=f"{where}, byte {spent}"
-            ) from error
+            raise _bad(f"node {len(nodes)} of the list: {error}", f"{where}, byte {spent}") from error
         except (msgspec.DecodeError, UnicodeDecodeError):
             return nodes, spent, False
         after = _end_of_space(text, end)
@@ -341,13 +316,12 @@ def _end_of_space(text: str, place: int) -> int:
 def _wrong_form(data: bytes, error: Exception, where: str) -> BadInputError:
     head = data[:_HEAD_BYTES]
     if b'"traceEvents"' in head or b'"schemaVersion"' in head:
-        return BadInputError(
-            "is a timeline (a Kineto trace), not an execution trace",
-            hint="give the file that the ExecutionTraceObserver wrote",
-            where=where or None,
-        )
+        hint = "give the file that the ExecutionTraceObserver wrote"
+        return _bad("is a timeline (a Kineto trace), not an execution trace", where, hint)
     if b'"nodes"' not in head:
-        return BadInputError('is no execution trace: it has no list "nodes"', hint=_RECORD_AGAIN, where=where or None)
-    return BadInputError(
-        f"does not have the form of an execution trace: {error}", hint=_RECORD_AGAIN, where=where or None
-    )
+        return _bad('is no execution trace: it has no list "nodes"', where)
+    return _bad(f"does not have the form of an execution trace: {error}", where)
+
+
+def _bad(what: str, where: str, hint: str = _RECORD_AGAIN) -> BadInputError:
+    return BadInputError(what, hint=hint, where=where or None)

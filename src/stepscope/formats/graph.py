@@ -20,7 +20,7 @@ import numpy as np
 
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.errors import BadInputError, UsageError
-from stepscope.formats.nesting import climb, nest, order_calls
+from stepscope.formats.nesting import Nesting, climb, nest, order_calls
 from stepscope.formats.tensors import NO_ARGUMENTS, Arguments, Schema, flatten_tensors, parse_schema
 from stepscope.formats.timeline import Integers
 
@@ -206,8 +206,8 @@ class Graph:
         return children
 
     @cached_property
-    def preorder(self) -> list[int]:
-        """Places, each call before what it calls."""
+    def nesting(self) -> Nesting:
+        """Depth and size of the call at each place; BadInputError where parents lead to no root."""
         parent = np.array(self.parent_places, np.int64)
         nesting = nest(parent)
         if sum(map(len, nesting.levels)) < len(parent):
@@ -217,8 +217,20 @@ class Graph:
                 hint="record the trace again",
                 where=self.where or None,
             )
-        order: list[int] = order_calls(parent, nesting).tolist()
+        return nesting
+
+    @cached_property
+    def preorder(self) -> list[int]:
+        """Places, each call before what it calls."""
+        order: list[int] = order_calls(np.array(self.parent_places, np.int64), self.nesting).tolist()
         return order
+
+    @cached_property
+    def position(self) -> Integers:
+        """By place: where the call stands in the pre-order."""
+        position = np.empty(len(self.nodes), np.int64)
+        position[self.preorder] = np.arange(len(self.nodes))
+        return position
 
     def parent(self, node: Node) -> Node | None:
         above = self.parent_places[self.place(node.id)]
@@ -263,7 +275,7 @@ class Graph:
 
     @cached_property
     def _topmost(self) -> list[int]:
-        if not self.preorder:  # asking also finds calls that are their own ancestors
+        if not self.nesting.levels[0].size:  # asking also finds calls that are their own ancestors
             return []
         wanted, parent = np.array(self.operator_flags), np.array(self.parent_places, np.int64)
         operators = np.flatnonzero(wanted)
@@ -273,16 +285,12 @@ class Graph:
 
     def leaf_operators(self) -> list[Node]:
         """Operators that call no other operator: those that launch the work."""
-        calls_operator = [False] * len(self.nodes)
+        callers: set[int] = set()
         for here in reversed(self.preorder):
-            above = self.parent_places[here]
-            if above >= 0 and (self.operator_flags[here] or calls_operator[here]):
-                calls_operator[above] = True
-        return [
-            node
-            for node, wanted, calls in zip(self.nodes, self.operator_flags, calls_operator, strict=True)
-            if wanted and not calls
-        ]
+            if self.operator_flags[here] or here in callers:
+                callers.add(self.parent_places[here])
+        flags = enumerate(zip(self.nodes, self.operator_flags, strict=True))
+        return [node for here, (node, wanted) in flags if wanted and here not in callers]
 
     def labels(self) -> list[Node]:
         """Annotations and wrappers: neither operators nor roots."""

@@ -48,7 +48,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 _HERE = Path(__file__).parent
 _SOURCES = [
     *sorted((_HERE / "readers" / "kineto").glob("*.py")),
-    *(_HERE / name for name in ("timeline.py", "nesting.py")),
+    *(_HERE / name for name in ("columns.csv", "timeline.py", "nesting.py")),
 ]
 
 
@@ -67,7 +67,7 @@ def is_made(function: str) -> bool:
     """Whether the machine code is there: to make that of the scanner takes some ten seconds, once a machine."""
     import llvmlite.binding as llvm
 
-    return (_folder() / f"{function}-{_identity(llvm)}.code").exists()
+    return _file_of(function, llvm).exists()
 
 
 @cache
@@ -80,7 +80,7 @@ def load(module: str, function: str, arguments: str) -> Callable[..., int]:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    path = _folder() / f"{function}-{_identity(llvm)}.code"
+    path = _file_of(function, llvm)
     code = _read(path)
     if code is None:
         code = _make(module, function, arguments, llvm)
@@ -104,10 +104,11 @@ def _target(llvm: Any) -> Any:
     )
 
 
-def _identity(llvm: Any) -> str:
+def _file_of(function: str, llvm: Any) -> Path:
     versions = (llvm.llvm_version_info, sys.version_info[:2], llvm.get_host_cpu_name())
     made_from = [repr(versions).encode(), llvm.get_host_cpu_features().flatten().encode()]
-    return hashlib.sha256(b"".join([*made_from, *(source.read_bytes() for source in _SOURCES)])).hexdigest()[:24]
+    identity = hashlib.sha256(b"".join([*made_from, *(source.read_bytes() for source in _SOURCES)])).hexdigest()[:24]
+    return user_cache() / "code" / f"{function}-{identity}.code"
 
 
 def _make(module: str, function: str, arguments: str, llvm: Any) -> _Code:
@@ -123,10 +124,6 @@ def _make(module: str, function: str, arguments: str, llvm: Any) -> _Code:
     unresolved = [one.name for one in code.functions if one.is_declaration and one.name.startswith(("numba_", "NRT_"))]
     machine_code = _target(llvm).emit_object(code)
     return _Code(made.native_name, unresolved, machine_code)
-
-
-def _folder() -> Path:
-    return user_cache() / "code"
 
 
 def _read(path: Path) -> _Code | None:

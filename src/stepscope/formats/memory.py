@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,8 +94,6 @@ CATEGORIES = (
 )  # fmt: skip
 """In the order of the columns and of the raw numbers."""
 OWNERS = tuple(Owner(name=name) for name in CATEGORIES)
-DEVICE = "as exported"
-"""The files do not name it."""
 _PREEXISTING, _DESTROY = 1, 4
 _NUMBERS = re.compile(rb"\s*\[\s*\[[-\d\s,]*(\]|$)")
 _PICTURE = b"GPU Memory Timeline HTML"
@@ -142,12 +141,9 @@ def _read_raw(path: Path, content: list[list[int | list[int]]]) -> MemoryHistory
     _check_sum(path, change)
     earlier = action == _PREEXISTING
     base = {int(one): int(change[earlier & (category == one)].sum()) for one in np.unique(category[earlier])}
-    return MemoryHistory(
-        source=str(path),
-        format="raw memory timeline",
-        device=DEVICE,
-        owner_kind="category",
-        owners=OWNERS,
+    return _history(
+        path,
+        "raw memory timeline",
         time_ns=time[~earlier],
         change_bytes=change[~earlier],
         owner=category[~earlier],
@@ -169,12 +165,9 @@ def _read_sums(path: Path, content: list[list[int | list[int]]]) -> MemoryHistor
     value = change[point, category]
     order = np.lexsort((value, point))
     _check_sum(path, value)
-    return MemoryHistory(
-        source=str(path),
-        format="memory timeline",
-        device=DEVICE,
-        owner_kind="category",
-        owners=OWNERS,
+    return _history(
+        path,
+        "memory timeline",
         # Microseconds in this form, nanoseconds in the raw one.
         time_ns=time[point[order] + 1] * 1000,
         change_bytes=value[order],
@@ -187,6 +180,13 @@ def _read_sums(path: Path, content: list[list[int | list[int]]]) -> MemoryHistor
 def _check_sum(path: Path, change: Integers) -> None:
     if sum(map(abs, change.tolist())) >= MOST_IN_SUM:
         _refuse(path, "holds sizes that no device has", _NAME_THE_DEVICE)
+
+
+def _history(path: Path, form: str, **found: Any) -> MemoryHistory:
+    """Of categories of tensors; the files do not name the device."""
+    return MemoryHistory(
+        source=str(path), format=form, device="as exported", owner_kind="category", owners=OWNERS, **found
+    )
 
 
 LIMITS = plain_pickle.Limits(bytes=1 << 30, objects=40_000_000, containers=8_000_000, remembered=16_000_000)
@@ -283,11 +283,8 @@ class _Replay:
         self.device = device
         self.segments = segments
         self.owners = owners
-        self.time_us: list[int | None] = []
-        self.change: list[int] = []
-        self.owner: list[int] = []
-        self.reserved: list[int] = []
-        """Since the first event."""
+        self.changes: list[tuple[int | None, int, int, int]] = []
+        """Time in microseconds, bytes, owner, and bytes reserved since the first event."""
         self.start: dict[int, int] = {}
         self.live: dict[int, tuple[int, int]] = {}
         """By address: size and owner."""
@@ -301,15 +298,16 @@ class _Replay:
         for event in events:
             self._take(event)
         self._add_older_blocks()
-        if sum(map(abs, self.change)) + sum(self.start.values()) + self.taken >= MOST_IN_SUM:
+        time_us, change, owner, reserved = zip(*self.changes, strict=True) if self.changes else ((), (), (), ())
+        if sum(map(abs, change)) + sum(self.start.values()) + self.taken >= MOST_IN_SUM:
             _refuse(self.path, "holds sizes that no device has", _RECORD_HISTORY)
         end = sum(whole_of(one.get("total_size")) or 0 for one in self.segments)
         before = end - self.taken
         if before < 0:
             self.repairs["segments that were taken and are not in the snapshot, as when its events are incomplete"] = 1
             before = 0
-        times = [time for time in self.time_us if time is not None]
-        is_timed = len(times) == len(self.time_us)
+        times = [time for time in time_us if time is not None]
+        is_timed = len(times) == len(time_us)
         return MemoryHistory(
             source=str(self.path),
             format="CUDA memory snapshot",
@@ -317,11 +315,11 @@ class _Replay:
             owner_kind="allocation stack",
             owners=self.owners.found,
             time_ns=np.array(times, np.int64) * 1000 if is_timed else None,
-            change_bytes=np.array(self.change, np.int64),
-            owner=np.array(self.owner, np.int64),
+            change_bytes=np.array(change, np.int64),
+            owner=np.array(owner, np.int64),
             start_bytes=self.start,
             counts_blocks=True,
-            reserved_bytes=np.array(self.reserved, np.int64) + before,
+            reserved_bytes=np.array(reserved, np.int64) + before,
             steps=steps if is_timed else (),
             failures=[self._failure(*one, before=before, first=min(times, default=0)) for one in self.failures],
             fragmentation=_fragmentation(self.segments) if self.segments else None,
@@ -369,10 +367,7 @@ class _Replay:
 
     def _note(self, time: int | None, change: int, owner: int) -> None:
         self.held += change
-        self.time_us.append(time)
-        self.change.append(change)
-        self.owner.append(owner)
-        self.reserved.append(self.taken)
+        self.changes.append((time, change, owner, self.taken))
 
     def _add_older_blocks(self) -> None:
         """Blocks in use at the end whose allocation is not among the events."""
@@ -414,33 +409,27 @@ def _requested(block: Mapping[str, Any]) -> int:
 
 
 def _fragmentation(segments: Sequence[dict[str, Any]]) -> Fragmentation:
-    sums = dict.fromkeys(("allocated", "requested", "awaiting", "beside", "empty", "reserved"), 0)
+    sums = Counter[str]()
     largest = 0
     for segment in segments:
         blocks = [one for one in list_of(segment.get("blocks")) if isinstance(one, dict)]
-        by_state: dict[object, int] = {}
+        by_state = Counter[object]()
         for block in blocks:
             state, size = text_of(block.get("state")), whole_of(block.get("size")) or 0
-            by_state[state] = by_state.get(state, 0) + size
+            by_state[state] += size
             if state == "inactive":
                 largest = max(largest, size)
             elif state == "active_allocated":
-                sums["requested"] += _requested(block)
-        free, used = by_state.get("inactive", 0), by_state.get("active_allocated", 0)
-        waiting = sum(by_state.values()) - free - used
-        sums["reserved"] += whole_of(segment.get("total_size")) or 0
-        sums["allocated"] += used
-        sums["awaiting"] += waiting
-        sums["beside" if used or waiting else "empty"] += free
+                sums["requested_bytes"] += _requested(block)
+        free, used = by_state["inactive"], by_state["active_allocated"]
+        waiting = by_state.total() - free - used
+        sums["reserved_bytes"] += whole_of(segment.get("total_size")) or 0
+        sums["allocated_bytes"] += used
+        sums["awaiting_free_bytes"] += waiting
+        sums["free_in_used_segments_bytes" if used or waiting else "free_segments_bytes"] += free
+    names = (name for name in Fragmentation.__struct_fields__ if name not in ("segments", "largest_free_block_bytes"))
     return Fragmentation(
-        segments=len(segments),
-        reserved_bytes=sums["reserved"],
-        allocated_bytes=sums["allocated"],
-        requested_bytes=sums["requested"],
-        awaiting_free_bytes=sums["awaiting"],
-        free_in_used_segments_bytes=sums["beside"],
-        free_segments_bytes=sums["empty"],
-        largest_free_block_bytes=largest,
+        segments=len(segments), largest_free_block_bytes=largest, **{name: sums[name] for name in names}
     )
 
 

@@ -70,8 +70,7 @@ def _nested_order(rows: Integers, thread: Integers, start: Integers, end: Intege
         # Only ties need the other keys: sorting everything by three keys takes three times as long.
         among = by_start[tied]
         by_start[tied] = among[np.lexsort((index[among], -end[among], start[among]))]
-    by_thread: Integers = by_start[np.argsort(thread[by_start], kind="stable")]
-    return by_thread
+    return by_start[np.argsort(thread[by_start], kind="stable")]
 
 
 class Nesting(NamedTuple):

@@ -8,7 +8,7 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,11 @@ def whole_of(value: object) -> int | None:
 def list_of(value: object, most: int | None = None) -> list[Any]:
     """Items of a list or tuple, the first `most` of them; nothing of anything else."""
     return list(value[:most]) if isinstance(value, list | tuple) else []
+
+
+def describe_group(name: str, ranks: Sequence[int], description: str = "") -> dict[str, Any]:
+    """A process group as the header of a Kineto trace lists it."""
+    return {"pg_name": name, "pg_desc": description, "pg_size": len(ranks), "ranks": ranks}
 
 
 def identity_of(value: int | str | float | None) -> str:
@@ -207,22 +212,32 @@ def _unpack_gzip(file: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_Gunzip(file, library), 1 << 20))
 
 
-class _Unzstd(io.RawIOBase):
-    """The same for zstd, whose own stream reports no error where a file was cut. Input goes in in small steps, since
-    each may unpack to any size up to some thousand times its own."""
-
-    _STEP = 1 << 12
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file as a stream; closing it closes the file."""
 
     def __init__(self, file: BinaryIO, library: Any) -> None:
         self._file = file
         self._library = library
         self._unpacker: Any = None
-        """Unpacks the frame that is being read; None between frames."""
         self._packed = b""
-        self._text = memoryview(b"")
 
     def readable(self) -> bool:
         return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Unzstd(_Unpacked):
+    """Of zstd, whose own stream reports no error where a file was cut. Input goes in in small steps, since
+    each may unpack to any size up to some thousand times its own."""
+
+    _STEP = 1 << 12
+
+    def __init__(self, file: BinaryIO, library: Any) -> None:
+        super().__init__(file, library)  # no unpacker: between frames
+        self._text = memoryview(b"")
 
     def readinto(self, buffer: Any) -> int:
         while not self._text:
@@ -243,12 +258,8 @@ class _Unzstd(io.RawIOBase):
         self._text = self._text[count:]
         return count
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
-
-class _Gunzip(io.RawIOBase):
+class _Gunzip(_Unpacked):
     """Unpacks as the bytes come, so that a file that was cut gives all it holds before the error. Several packed parts
     one after the other are one file; anything else behind the last one is ignored, as gzip does.
 
@@ -260,14 +271,9 @@ class _Gunzip(io.RawIOBase):
     _MOST_TEXT = 1 << 15
 
     def __init__(self, file: BinaryIO, library: Any) -> None:
-        self._file = file
-        self._library = library
+        super().__init__(file, library)
         self._unpacker = library.decompressobj(wbits=31)
-        self._packed = b""
         self._whole = False
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._whole:
@@ -293,10 +299,6 @@ class _Gunzip(io.RawIOBase):
             self._unpacker = self._library.decompressobj(wbits=31)
         else:
             self._whole = True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _unpack_zstd(file: BinaryIO, path: Path) -> BinaryIO:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from stepscope.core.dtypes import dtype_name
 
+T = TypeVar("T")
 _HEAD = re.compile(r"\s*([\w:.]+?)(?:\.(\w+))?\s*\(")
 _ALIAS = re.compile(r"\(\s*([\w|*\s]+?)(!?)\s*(?:->\s*[\w|*\s]+)?\)")
 
@@ -257,35 +258,32 @@ def _text(kind: ValueType, value: str) -> Value:
     return Opaque(value[1:-1]) if value.startswith("<") and value.endswith(">") else value
 
 
-def flatten_tensors(values: Sequence[Value] | Iterator[Value]) -> Iterator[Tensor]:
-    """All tensors in a nest of values, in order."""
+_NESTS = (list, tuple)
+
+
+def flatten(values: Iterable[Any], kind: type[T]) -> Iterator[T]:
+    """All of this kind in a nest of lists and tuples, in order."""
     for value in values:
-        if isinstance(value, Tensor):
+        if isinstance(value, kind):
             yield value
-        elif isinstance(value, tuple):
-            yield from flatten_tensors(value)
+        elif isinstance(value, _NESTS):
+            yield from flatten(value, kind)
+
+
+def flatten_tensors(values: Iterable[Value]) -> Iterator[Tensor]:
+    """All tensors in a nest of values, in order."""
+    return flatten(values, Tensor)
 
 
 def _tensor(kind: ValueType, value: Any, shape: Any, strides: Any) -> Value:
     if isinstance(value, list) and len(value) >= 5:
         number, storage, offset, elements, itemsize, *more = value
-        if (
-            isinstance(storage, int)
-            and isinstance(offset, int)
-            and isinstance(elements, int)
-            and isinstance(itemsize, int)
-        ):
-            return Tensor(
-                number,
-                storage,
-                offset,
-                elements,
-                itemsize,
-                more[0] if more else "",
-                kind.dtype or "",
-                tuple(shape) if isinstance(shape, list) else (),
-                tuple(strides) if isinstance(strides, list) else None,
-            )
+        whole = isinstance(storage, int) and isinstance(offset, int) and isinstance(elements, int)
+        if whole and isinstance(itemsize, int):
+            sizes = tuple(shape) if isinstance(shape, list) else ()
+            steps = tuple(strides) if isinstance(strides, list) else None
+            device = more[0] if more else ""
+            return Tensor(number, storage, offset, elements, itemsize, device, kind.dtype or "", sizes, steps)
     if isinstance(value, str) and value.startswith("<"):
         return None if value == "<None>" else Opaque(value.strip("<>"))
     raise ValueError(

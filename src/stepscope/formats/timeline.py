@@ -7,8 +7,11 @@ gives any of them in full length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -49,65 +52,18 @@ class ColumnSpec(NamedTuple):
     """int, text (index into texts) or float."""
     block: str | None
     """The sparse block it is part of; None: every row has room for it."""
+    arguments: Sequence[str]
+    """How writers of Kineto traces spell the argument that it holds, the spelling in use first."""
     meaning: str
 
 
-COLUMNS = (
-    ColumnSpec("start_ns", "int", None, "when it began, in nanoseconds on the clock of the trace"),
-    ColumnSpec("end_ns", "int", None, "when it ended; equal to start_ns for instants"),
-    ColumnSpec("kind", "int", None, "index into KINDS"),
-    ColumnSpec("name", "text", None, "as written in the trace"),
-    ColumnSpec("category", "int", None, "index into CATEGORIES of the classifier; device rows only"),
-    ColumnSpec("thread", "int", None, "index into threads; host rows only"),
-    ColumnSpec("device", "int", None, "number of the device; device and sync rows"),
-    ColumnSpec("stream", "int", None, "number of the stream; device and sync rows"),
-    ColumnSpec("correlation", "int", None, "joins a runtime call and the device work it launched"),
-    ColumnSpec("external_id", "int", None, "profiler's id of the host event, repeated on what it caused"),
-    ColumnSpec("record_function_id", "int", None, "id of the operator call in the execution trace (rf_id)"),
-    ColumnSpec("event_index", "int", None, "order of creation; decides between equal times"),
-    ColumnSpec("sequence", "int", None, "autograd sequence number: pairs forward and backward"),
-    ColumnSpec("forward_thread", "int", None, "above 0 on operators of the backward pass"),
-    ColumnSpec(
-        "parent", "int", None, "row of the enclosing host event; of device rows: of the call that launched them"
-    ),
-    ColumnSpec("step", "int", None, "number of the step the row belongs to; device rows: the step that launched them"),
-    ColumnSpec("shapes", "text", None, "sizes of the inputs, JSON"),
-    ColumnSpec("types", "text", None, "dtypes of the inputs, JSON"),
-    ColumnSpec("strides", "text", "inputs", "strides of the inputs, JSON"),
-    ColumnSpec("values", "text", "inputs", "scalar inputs, JSON"),
-    ColumnSpec("bytes", "int", "transfer", "bytes copied, set or allocated"),
-    ColumnSpec("collective", "text", "collective", "name of the collective as recorded"),
-    ColumnSpec("group", "text", "collective", "name of the process group"),
-    ColumnSpec("group_description", "text", "collective", "what the process group is for"),
-    ColumnSpec("group_ranks", "text", "collective", "members, JSON list or as written"),
-    ColumnSpec("group_size", "int", "collective", "number of members"),
-    ColumnSpec("in_elements", "int", "collective", "elements this rank put in"),
-    ColumnSpec("out_elements", "int", "collective", "elements this rank got"),
-    ColumnSpec("dtype", "text", "collective", "element type as recorded"),
-    ColumnSpec("in_splits", "text", "collective", "uneven shares of the input, JSON"),
-    ColumnSpec("out_splits", "text", "collective", "uneven shares of the output, JSON"),
-    ColumnSpec("collective_sequence", "int", "collective", "number of the call in its group"),
-    ColumnSpec("peer", "int", "collective", "other rank of a send or receive"),
-    ColumnSpec("rank_start", "int", "collective", "first global rank of the group"),
-    ColumnSpec("rank_stride", "int", "collective", "distance between global ranks of the group"),
-    ColumnSpec("sync_kind", "text", "sync", "Stream Sync, Event Sync, Context Sync or Stream Wait Event"),
-    ColumnSpec("wait_stream", "int", "sync", "stream that was waited for"),
-    ColumnSpec("wait_correlation", "int", "sync", "correlation of the event record that was waited for"),
-    ColumnSpec("grid", "text", "launch", "blocks of the launch, JSON"),
-    ColumnSpec("block", "text", "launch", "threads a block, JSON"),
-    ColumnSpec("registers", "int", "launch", "registers a thread"),
-    ColumnSpec("shared_memory", "int", "launch", "bytes of shared memory a block"),
-    ColumnSpec("blocks_per_sm", "float", "launch", "blocks divided by multiprocessors"),
-    ColumnSpec("warps_per_sm", "float", "launch", "warps divided by multiprocessors"),
-    ColumnSpec("occupancy", "float", "launch", "estimated achieved occupancy, percent"),
-    ColumnSpec("graph", "int", "graph", "id of the captured graph a kernel belongs to"),
-    ColumnSpec("graph_node", "int", "graph", "id of its node"),
-    ColumnSpec("value", "float", "counter", "value of a counter"),
-    ColumnSpec("address", "int", "memory", "address that was allocated or freed"),
-    ColumnSpec("total_allocated", "int", "memory", "bytes allocated after this event"),
-    ColumnSpec("total_reserved", "int", "memory", "bytes the allocator held after this event"),
-    ColumnSpec("arguments", "text", "rest", "arguments without a column of their own, JSON"),
-)
+def _read_columns() -> Iterator[ColumnSpec]:
+    with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
+        for name, form, block, arguments, meaning in islice(csv.reader(file), 1, None):
+            yield ColumnSpec(name, form, block or None, tuple(filter(None, arguments.split("|"))), meaning)
+
+
+COLUMNS = tuple(_read_columns())
 COLUMN = {spec.name: spec for spec in COLUMNS}
 BLOCKS = tuple(dict.fromkeys(spec.block for spec in COLUMNS if spec.block))
 
@@ -211,8 +167,47 @@ class Timeline:
             wanted &= self.core["step"] == step
         rows = np.flatnonzero(wanted)
         start, end, index = (self.core[name][rows] for name in ("start_ns", "end_ns", "event_index"))
-        order: Integers = rows[np.lexsort((index, -end, start))]
-        return order
+        return rows[np.lexsort((index, -end, start))]
+
+
+def has_value(name: str, cells: Array) -> Array:
+    """By cell of a column: whether there is a value in it."""
+    import numpy as np
+
+    return ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
+
+
+def make_blocks(columns: Mapping[str, Array]) -> dict[str, Block]:
+    """Blocks from columns in full length: of the rows that have a value in one of them; columns without any are left
+    out, and so are those that are in no block."""
+    import numpy as np
+
+    members: dict[str, dict[str, Array]] = {}
+    used: dict[str, Array] = {}
+    for name, cells in columns.items():
+        block = COLUMN[name].block
+        if block is not None and (filled := has_value(name, cells)).any():
+            members.setdefault(block, {})[name] = cells
+            used[block] = used[block] | filled if block in used else filled
+    rows = {block: np.flatnonzero(filled) for block, filled in used.items()}
+    return {
+        block: Block(rows[block], {name: cells[rows[block]] for name, cells in named.items()})
+        for block, named in members.items()
+    }
+
+
+def make_timeline(columns: Mapping[str, Array], **facts: Any) -> Timeline:
+    """An unfinished timeline from its columns in full length, those without any value left out."""
+    import numpy as np
+
+    core = {
+        spec.name: np.full(len(columns["start_ns"]), MISSING, np.int64)
+        if spec.name not in columns
+        else columns[spec.name].astype(np.uint8 if spec.name == "kind" else np.int64)
+        for spec in COLUMNS
+        if spec.block is None
+    }
+    return Timeline(core=core, blocks=make_blocks(columns), **facts)
 
 
 TIME_LIMIT_NS = 1 << 62
@@ -227,11 +222,8 @@ class TimelineBuilder:
         self._threads: dict[tuple[str, str], int] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
         self._core: dict[str, list[int]] = {name: [] for name in ("start_ns", "end_ns", "kind", "name", "thread")}
-        self._filled: dict[str, tuple[list[int], list[int]]] = {
-            spec.name: ([], []) for spec in COLUMNS if spec.block is None and spec.name not in self._core
-        }
-        """Rows and values of the other columns that every row has room for: most rows have few of them."""
-        self._sparse: dict[str, dict[int, dict[str, float | int]]] = {block: {} for block in BLOCKS}
+        self._filled: dict[str, tuple[list[int], list[float]]] = {}
+        """Rows and values of the other columns: most rows have few of them."""
         self.repairs: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -283,14 +275,10 @@ class TimelineBuilder:
         for column, value in values.items():
             if value is None:
                 continue
-            _, form, block, _ = COLUMN[column]
-            cell = self.code(str(value)) if form == "text" else float(value) if form == "float" else int(value)
-            if block is None:
-                rows, cells = self._filled[column]
-                rows.append(row)
-                cells.append(int(cell))
-            else:
-                self._sparse[block].setdefault(row, {})[column] = cell
+            form = COLUMN[column].form
+            rows, cells = self._filled.setdefault(column, ([], []))
+            rows.append(row)
+            cells.append(self.code(str(value)) if form == "text" else float(value) if form == "float" else int(value))
         return row
 
     def build(
@@ -303,33 +291,19 @@ class TimelineBuilder:
         """The Timeline as read; `finish` (module finish) then adds categories, parents and steps."""
         import numpy as np
 
-        core: dict[str, Array] = {name: np.array(cells, np.int64) for name, cells in self._core.items()}
+        columns: dict[str, Array] = {name: np.array(cells, np.int64) for name, cells in self._core.items()}
         for name, (rows, cells) in self._filled.items():
-            core[name] = np.full(len(self), MISSING, np.int64)
-            core[name][rows] = cells
-        core["kind"] = core["kind"].astype(np.uint8)
-        return Timeline(
+            columns[name] = np.full(len(self), np.nan if COLUMN[name].form == "float" else MISSING)
+            columns[name][rows] = cells
+        return make_timeline(
+            columns,
             rank=rank,
             world_size=world_size,
-            core=core,
-            blocks={name: self._block(name) for name in BLOCKS if self._sparse[name]},
             texts=list(self._codes),
             threads=[Thread(p, t, self._thread_names.get((p, t), "")) for p, t in self._threads],
             metadata=dict(metadata or {}),
             repairs=dict(self.repairs),
         )
-
-    def _block(self, name: str) -> Block:
-        import numpy as np
-
-        cells = self._sparse[name]
-        columns: dict[str, Array] = {}
-        for spec in COLUMNS:
-            if spec.block == name:
-                missing = float("nan") if spec.form == "float" else MISSING
-                values: Iterable[float | int] = [row.get(spec.name, missing) for row in cells.values()]
-                columns[spec.name] = np.array(list(values), np.float64 if spec.form == "float" else np.int64)
-        return Block(rows=np.array(list(cells), np.int64), columns=columns)
 
 
 EDGE_KINDS = ("host", "thread", "launch", "stream", "event", "sync", "queue", "collective", "graph", "data")

@@ -1,7 +1,7 @@
 """A trace that can be shared: what its program, its people and its machines are called is replaced; what ran and how
 long it took stays.
 
-A text stays only where it is known to belong to public software (see `public_names`); everything else is replaced by a
+A text stays only where it is known to belong to public software (public_names.toml); everything else is replaced by a
 hash under a key. The same text gets the same hash wherever it stands, in all ranks, and in other traces under the same
 key, so that two anonymised traces can still be compared.
 """
@@ -12,9 +12,11 @@ import hashlib
 import json
 import re
 import secrets
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import resources
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,74 +40,11 @@ from stepscope.formats.timeline import (
     Timeline,
 )
 
-PUBLIC_NAMESPACES = (
-    "aten", "prim", "prims", "quantized", "c10d", "c10d_functional", "_c10d_functional", "symm_mem", "torchvision",
-    "fbgemm",
-)  # fmt: skip
-
-_OPTIMIZERS = (
-    "ASGD|Adadelta|Adafactor|Adagrad|Adam|AdamW|Adamax|LBFGS|Muon|NAdam|RAdam|RMSprop|Rprop|SGD|SparseAdam"
-    "|ZeroRedundancyOptimizer"
-)
-_WORDS = r"\w+(?:\.\w+)?"
-
-OPERATOR_NAMES = re.compile(
-    rf"(?:{'|'.join(PUBLIC_NAMESPACES)})::{_WORDS}"
-    # Classes that torch generates for its own operators end in a number; those of a user's function do not.
-    r"|[A-Z][A-Za-z0-9]*Backward\d+"
-    r"|torch::autograd::(?:AccumulateGrad|GraphRoot|CopySlices)"
-    r"|torch[.:]+distributed[.:\w]*reducer::\w+"
-    r"|record_param_comms|detach_?|nccl:\w+|gloo:\w+|mpi:\w+"
-)
+_PUBLIC = tomllib.loads(resources.files(__package__).joinpath("public_names.toml").read_text(encoding="utf-8"))
+_PATTERNS = {what: re.compile("|".join(parts)) for what, parts in _PUBLIC["patterns"].items()}
+_KERNEL_STEMS: dict[str, str] = _PUBLIC["kernel_stems"]
 EVALUATE = "autograd::engine::evaluate_function: "
 """Stands before the name of a backward function."""
-
-ANNOTATION_NAMES = re.compile(
-    r"ProfilerStep\s*#?\d+"
-    rf"|Optimizer\.(?:step|zero_grad)#(?:{_OPTIMIZERS})\.(?:step|zero_grad)"
-    r"|enumerate\(DataLoader\)#_(?:Single|Multi)Process(?:ing)?DataLoaderIter\.__next__"
-    r"|(?:Distributed|FullySharded)DataParallel\.forward"
-    r"|(?:nccl|gloo|mpi):\w+"
-)
-
-CALL_NAMES = re.compile(r"(?:cuda|cu|hip|hsa|nccl|ze|ur)[A-Z]\w*|INVALID")
-PROFILER_NAMES = re.compile(
-    r"PyTorch Profiler(?: \(\d+\))?|Trace PyTorch Profiler|Spans|Traces|Iteration Start: PyTorch Profiler"
-    r"|Record Window End|\[memory\]|\[OutOfMemory\]|(?:Stream|Event|Context) Sync|Stream Wait Event|Event Record"
-    r"|(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource|Command Buffer Full|Lazy Function Loading)"
-    r"|(?:Memcpy|Memset)[\w ()>-]*|"
-)
-THREAD_KIND = re.compile(r"python[\d.]*|pt_[a-z_]+(?:_\d+)?")
-"""What a thread's name says in brackets."""
-
-COLLECTIVE_NAMES = re.compile(
-    r"_?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|reduce|gather|scatter|send|recv|barrier|wait)"
-    r"(?:_?(?:base|coalesced|into_tensor(?:_coalesced)?|tensor(?:_coalesced)?|single|sparse|v|s))*_?"
-)
-GROUP_TEXTS = re.compile(r"\d+|default_pg|undefined|")
-DTYPE_NAMES = re.compile(
-    r"(?:c10::)?(?:Float|Double|Half|BFloat16|Int|Long|Short|Char|Byte|Bool|ComplexFloat|ComplexDouble"
-    r"|Float8_e\d\w+|QInt8|QUInt8|QInt32)|u?int\d{1,2}|b?float\d{1,2}|bool|"
-)
-TYPE_NAMES = re.compile(
-    r"|(?:unsigned |signed )?(?:char|short|int|long|long int|long long)|float|double|bool|Scalar|ScalarList|TensorList"
-    r"|GenericList(?:\[(?:Tensor|float|double|int|long|bool|half|c10::BFloat16|c10::Half|[ ,()])*\])?|Device|None"
-    r"|nullptr|(?:c10::)?(?:complex<\w+>|BFloat16|Half|Float8_e\d\w+|q(?:u?int\d+))"
-)
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|True|False|None|inf|-inf|nan|")
-NUMBER_LIST = re.compile(r"(?:[\[\](){}\s,.\d+\-eE]|True|False|None|inf|nan)*")
-"""Lists of numbers, however deep."""
-
-KEPT_ARGUMENTS = frozenset({
-    "Op count", "Python id", "Python parent id", "Python module id", "Python thread", "queued", "context", "cbid",
-    "Device Type", "Rank", "priority", "fromDevice", "inDevice", "toDevice",
-})  # fmt: skip
-"""Arguments beyond the columns whose names say nothing of the program."""
-
-KEPT_METADATA = ("format", "rank_from", "shapes_recorded", "stacks_recorded")
-KEPT_DISTRIBUTED = ("backend", "rank", "world_size", "pg_count", "nccl_version")
-VERSION = re.compile(r"[\d.]+|nccl|gloo|mpi|ucc|cpu:gloo,cuda:nccl|cuda:nccl|cpu:gloo|kineto|content|name")
-
 
 LEAST_KEY_BYTES = 16
 HASH_BYTES = 8
@@ -114,37 +53,6 @@ PROCESS_NUMBERS = 1000
 
 NAMELESS = "(no name)"
 
-_KERNEL_STEMS = {
-    "communication": "ncclDevKernel",
-    "moe": "fused_moe_kernel",
-    "attention": "flash_fwd_kernel",
-    "convolution": "conv2d_kernel",
-    "gemm": "gemm_kernel",
-    "embedding": "embedding_kernel",
-    "norm": "layer_norm_kernel",
-    "softmax": "softmax_kernel",
-    "optimizer": "adam_kernel",
-    "sort": "radix_sort_kernel",
-    "reduction": "reduce_kernel",
-    "elementwise": "elementwise_kernel",
-}
-"""Before the hash of a kernel's name, so that the classifier still knows what the kernel does."""
-
-_PATTERNS = {
-    "collective": COLLECTIVE_NAMES,
-    "group": GROUP_TEXTS,
-    "group_description": GROUP_TEXTS,
-    "group_ranks": NUMBER_LIST,
-    "in_splits": NUMBER_LIST,
-    "out_splits": NUMBER_LIST,
-    "shapes": NUMBER_LIST,
-    "strides": NUMBER_LIST,
-    "grid": NUMBER_LIST,
-    "block": NUMBER_LIST,
-    "dtype": DTYPE_NAMES,
-    "sync_kind": PROFILER_NAMES,
-}
-"""What may stand in a text column."""
 _SHAPE_COLUMNS = ("shapes", "types", "strides", "values")
 
 _REPORTED_AS = {"values": "scalar inputs", "types": "input types", "arguments": "other arguments"}
@@ -217,16 +125,13 @@ def describe_report(report: AnonymiseReport) -> str:
 
 
 def _notes(*, kernels: bool, operators: bool, shapes: bool, keep_times: bool) -> list[str]:
-    notes = []
-    if not kernels:
-        notes.append("Names of kernels stay: those a program has compiled for itself may say what it computes.")
-    if not operators:
-        notes.append("Names of public operators stay.")
-    if not shapes:
-        notes.append("Sizes of tensors stay: together they can tell which model ran.")
-    if keep_times:
-        notes.append("Times stay: they tell when it ran.")
-    return notes
+    notes = {
+        "Names of kernels stay: those a program has compiled for itself may say what it computes.": not kernels,
+        "Names of public operators stay.": not operators,
+        "Sizes of tensors stay: together they can tell which model ran.": not shapes,
+        "Times stay: they tell when it ran.": keep_times,
+    }
+    return [note for note, is_true in notes.items() if is_true]
 
 
 class _Hider:
@@ -265,19 +170,16 @@ class _Hider:
             return self._operator(text)
         if kind == KERNEL:
             return self._kernel(text)
-        if kind == RUNTIME:
-            return self._by_pattern(text, CALL_NAMES, "runtime")
-        if kind in (ANNOTATION, DEVICE_ANNOTATION):
-            # The same annotation on host and device stays the same text.
-            return self._by_pattern(text, ANNOTATION_NAMES, "annotation")
-        return self._by_pattern(text, PROFILER_NAMES, KINDS[kind])
+        # The same annotation on host and device stays the same text.
+        what = "annotation" if kind == DEVICE_ANNOTATION else KINDS[kind]
+        return self._by_pattern(text, what if kind in (RUNTIME, ANNOTATION, DEVICE_ANNOTATION) else "profiler", what)
 
     def _operator(self, text: str) -> str:
         if text.startswith(EVALUATE):
             return EVALUATE + self._operator(text[len(EVALUATE) :])
         if self._hide_operators:
             return self.hide(text, "operator")
-        return self._by_pattern(text, OPERATOR_NAMES, "operator")
+        return self._by_pattern(text, "operator", "operator")
 
     def _kernel(self, text: str) -> str:
         if not self._hide_kernels:
@@ -285,17 +187,17 @@ class _Hider:
         category = CATEGORIES[int(classify_names([text])[0])]
         return self.hide(text, "kernel", _KERNEL_STEMS.get(category, "kernel"))
 
-    def _by_pattern(self, text: str, pattern: Any, what: str) -> str:
-        return self.keep(text, what) if pattern.fullmatch(text) else self.hide(text, what)
+    def _by_pattern(self, text: str, pattern: str, what: str) -> str:
+        return self.keep(text, what) if _PATTERNS[pattern].fullmatch(text) else self.hide(text, what)
 
     def cell(self, text: str, column: str) -> str:
         """A text of another column than the name."""
         what = _REPORTED_AS.get(column, column.replace("_", " "))
         if column in ("types", "values"):
-            return self._members(text, TYPE_NAMES if column == "types" else NUMBER, what)
+            return self._members(text, _PATTERNS["type" if column == "types" else "number"], what)
         if column == "arguments":
             return self._arguments(text)
-        return self._by_pattern(text, _PATTERNS[column], what)
+        return self._by_pattern(text, _PUBLIC["columns"][column], what)
 
     def _members(self, text: str, pattern: Any, what: str) -> str:
         """Each text of a JSON list by itself."""
@@ -309,7 +211,7 @@ class _Hider:
         if isinstance(value, list):
             return [self._walk(member, pattern, what) for member in value]
         if isinstance(value, str):
-            fine = pattern.fullmatch(value) or NUMBER_LIST.fullmatch(value)
+            fine = pattern.fullmatch(value) or _PATTERNS["numbers"].fullmatch(value)
             return self.keep(value, what) if fine else self.hide(value, what)
         if isinstance(value, dict):
             return self.hide(json.dumps(value), what)
@@ -326,7 +228,7 @@ class _Hider:
         for argument, value in content.items():
             if argument in COLUMN_OF_ARGUMENT:
                 continue  # the column is the truth
-            known = argument in KEPT_ARGUMENTS
+            known = argument in _PUBLIC["kept_arguments"]
             named = self.keep(argument, what) if known else self.hide(argument, what, "argument")
             if isinstance(value, bool | int | float) or value is None:
                 left[named] = value
@@ -436,14 +338,14 @@ def _new_threads(threads: Sequence[Thread], hider: _Hider) -> list[Thread]:
 
 def _thread_text(text: str, number: str) -> str:
     """Headings of the profiler itself are no numbers and stay."""
-    return text if PROFILER_NAMES.fullmatch(text) else number
+    return text if _PATTERNS["profiler"].fullmatch(text) else number
 
 
 def _thread_name(name: str, number: int, hider: _Hider) -> str:
     if not name:
         return ""
     said = name.rpartition("(")[2].removesuffix(")")
-    if THREAD_KIND.fullmatch(said):
+    if _PATTERNS["thread"].fullmatch(said):
         return f"thread {number} ({said})"
     return hider.hide(name, "thread")
 
@@ -456,7 +358,7 @@ def _new_marker(marker: str, hider: _Hider) -> str:
 def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
     """Only what is on the list; everything else is named in the report by its key alone."""
     old = timeline.metadata
-    new: dict[str, Any] = {name: old[name] for name in KEPT_METADATA if _is_plain(old.get(name))}
+    new: dict[str, Any] = {name: old[name] for name in _PUBLIC["kept_metadata"] if _is_plain(old.get(name))}
     devices = old.get("devices")
     if isinstance(devices, list):
         new["devices"] = [_plain_members(device, ("name",)) for device in devices if isinstance(device, dict)]
@@ -465,7 +367,8 @@ def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
         new["versions"] = {name: value for name, value in versions.items() if _is_plain(value)}
     distributed = old.get("distributed")
     if isinstance(distributed, dict):
-        new["distributed"] = {name: distributed[name] for name in KEPT_DISTRIBUTED if _is_plain(distributed.get(name))}
+        kept = (name for name in _PUBLIC["kept_distributed"] if _is_plain(distributed.get(name)))
+        new["distributed"] = {name: distributed[name] for name in kept}
         groups = distributed.get("pg_config")
         if isinstance(groups, list):
             new["distributed"]["pg_config"] = [_new_group(group, hider) for group in groups if isinstance(group, dict)]
@@ -479,7 +382,7 @@ def _new_metadata(timeline: Timeline, hider: _Hider) -> dict[str, Any]:
 def _is_plain(value: object) -> bool:
     """A number, or a word that everybody has."""
     if isinstance(value, str):
-        return bool(VERSION.fullmatch(value))
+        return bool(_PATTERNS["metadata"].fullmatch(value))
     return isinstance(value, bool | int | float)
 
 

@@ -1,19 +1,10 @@
 """A timeline as a Chakra graph that can be run again: every event, its time, and what it waited for.
 
-What is written, and how it is to be read:
-
-- Host threads are cut into segments without holes (see `cut_host_time`). A call's node holds the time until the first
-  call inside it; the rest of its own time, and the gaps between calls, are compute nodes of their own. So the nodes of
-  a thread follow each other and their durations add up to its time. `call_duration_ns` is the whole call.
-- Every device event is a node. It waits for the segment of host time that ended before it began, up to the end of its
-  launch, for its stream, and for what the given edges say.
-- Where a node began later than all it waits for had ended, a compute node stands for the delay.
-- A call that waited for device work, or for another thread, has that time cut out of it: the wait is in the dependency.
-- Every dependency points from something that ended to something that began later. So the order of the file is an order
-  of execution, there are no circles, and a schedule that starts each node as soon as it may has the trace's times.
-- `start_time_micros` and `duration_micros` are rounded; `start_ns` and `duration_ns` are exact. Host durations are
-  differences of rounded times, so that a chain of short calls neither gains nor loses.
-- `comm_size` is what one rank puts in, in bytes. Members of the groups are in the metadata.
+Host threads are cut into segments without holes (see `cut_host_time`), every device event is a node, and where a node
+began later than all it waits for had ended, another one stands for the delay. Every dependency points from something
+that ended to something that began later: the order of the file is an order of execution, there are no circles, and a
+schedule that starts each node as soon as it may has the trace's times. docs/graphs-and-links.md says what each node
+and attribute means.
 """
 
 from __future__ import annotations
@@ -57,8 +48,19 @@ from stepscope.formats.timeline import (
     Timeline,
 )
 from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader
-from stepscope.traces.chakra_schedule import HostSegments, ScheduledNodes, Sources, cut_host_time, schedule
-from stepscope.traces.link import Link
+from stepscope.traces.chakra_schedule import (
+    DELAY,
+    DEVICE,
+    FORMS,
+    GAP,
+    HEAD,
+    ROOT,
+    ScheduledNodes,
+    Sources,
+    cut_host_time,
+    schedule,
+)
+from stepscope.traces.link import Link, count_reason
 from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
@@ -177,7 +179,9 @@ def convert(
             communications=_communications(timeline, reader, host, devices),
             work=_work(timeline, link, devices),
         )
-    _count_left_out(timeline, step, segments, dropped)
+    python = (timeline.core["kind"] == PYTHON) & (True if step is None else timeline.core["step"] == step)
+    count_reason(dropped, "Python calls, whose time is in gaps and in the calls around them", int(python.sum()))
+    count_reason(dropped, "calls cut where the call they began in ended", segments.clipped)
     coverage = _cover(parts, host, devices, counts, dropped)
     share = coverage.launch_share
     if share is not None and share < minimum_share:
@@ -263,20 +267,6 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
         return None
 
 
-def _count_left_out(timeline: Timeline, step: int | None, segments: HostSegments, dropped: dict[str, int]) -> None:
-    core = timeline.core
-    here = np.ones(len(timeline), bool) if step is None else core["step"] == step
-    for what, count in (
-        (
-            "Python calls, whose time is in gaps and in the calls around them",
-            int((here & (core["kind"] == PYTHON)).sum()),
-        ),
-        ("calls cut where the call they began in ended", segments.clipped),
-    ):
-        if count:
-            dropped[what] = count
-
-
 def _cover(
     parts: _Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
 ) -> Coverage:
@@ -295,21 +285,14 @@ def _cover(
         ),
         communication_with_size=sum(one.has_size for one in communications),
         communication_with_group=sum(one.ranks is not None for one in communications),
-        calls_with_node=0 if link is None else _count_known(host, link),
-        gaps=int((nodes.form == ScheduledNodes.GAP).sum()),
-        delays=int((nodes.form == ScheduledNodes.DELAY).sum()),
+        calls_with_node=0 if link is None else int(np.isin(host, link.host_row).sum()),
+        gaps=int((nodes.form == GAP).sum()),
+        delays=int((nodes.form == DELAY).sum()),
         waits_cut=counts.pop("cut", 0),
         inferred=counts.pop("inferred", 0),
         dependencies=counts,
         dropped=dropped,
     )
-
-
-def _count_known(host: Integers, link: Link) -> int:
-    """Host rows that are a call of the graph."""
-    is_call = np.zeros(len(link.timeline), bool)
-    is_call[link.host_row[link.host_row >= 0]] = True
-    return int(is_call[host].sum())
 
 
 def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:
@@ -360,21 +343,21 @@ class _NodeEncoder:
         nodes, origin = self._parts.nodes, self._parts.origin_ns
         start, end = nodes.start_ns - origin, nodes.end_ns - origin
         start_us, end_us = (start + 500) // 1000, (end + 500) // 1000
-        duration_us = np.where(nodes.form == ScheduledNodes.DEVICE, (end - start + 500) // 1000, end_us - start_us)
+        duration_us = np.where(nodes.form == DEVICE, (end - start + 500) // 1000, end_us - start_us)
         bounds = np.searchsorted(nodes.after, np.arange(len(nodes.form) + 1)).tolist()
         before = (nodes.before + 1).tolist()
         columns = (nodes.form, nodes.row, nodes.thread, nodes.call_parent, start, end - start, start_us, duration_us)
         for place, (form, row, thread, above, start_ns, length_ns, begun_us, took_us) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
-            name = ScheduledNodes.NAMES[form]
+            name = FORMS[form]
             try:
-                if form == ScheduledNodes.HEAD:
+                if form == HEAD:
                     shared, names, numbers = self._encode_call(row, thread)
-                elif form == ScheduledNodes.DEVICE:
+                elif form == DEVICE:
                     shared, names, numbers = self._encode_device_event(row)
                 else:
-                    node_type = METADATA if form == ScheduledNodes.ROOT else COMPUTE
+                    node_type = METADATA if form == ROOT else COMPUTE
                     shared, names, numbers = self._shared(name, node_type, name, thread), (), ()
                 message = shared + self._numbers(names).encode(
                     place + 1,

@@ -139,21 +139,17 @@ class CommunicationReader:
         timeline = self.timeline
         dtype = timeline.text("dtype", row)
         each = dtype_bytes(dtype) if dtype else None
-        counts = {side: _whole(timeline.at(f"{side}_elements", row)) for side in ("in", "out")}
+        columns = {"rank": "peer", "sequence": "collective_sequence"}
+        columns |= {name: name for name in ("group_size", "in_elements", "out_elements", "rank_start", "rank_stride")}
+        numbers: dict[str, Any] = {field: _whole(timeline.at(column, row)) for field, column in columns.items()}
         return Collective(
             name=timeline.text("collective", row) or "",
             group=timeline.text("group", row),
             group_description=timeline.text("group_description", row),
-            group_size=_whole(timeline.at("group_size", row)),
-            rank=_whole(timeline.at("peer", row)),
-            sequence=_whole(timeline.at("collective_sequence", row)),
             dtype=dtype_name(dtype) if dtype else None,
-            in_elements=counts["in"],
-            out_elements=counts["out"],
-            in_bytes=_product(counts["in"], each),
-            out_bytes=_product(counts["out"], each),
-            rank_start=_whole(timeline.at("rank_start", row)),
-            rank_stride=_whole(timeline.at("rank_stride", row)),
+            in_bytes=_product(numbers["in_elements"], each),
+            out_bytes=_product(numbers["out_elements"], each),
+            **numbers,
         )
 
     def _ranks(self, collective: Collective | None) -> tuple[int, ...] | None:

@@ -7,13 +7,13 @@ out and counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from stepscope.formats.nesting import climb, nest
 from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
-from stepscope.traces.link import Link
+from stepscope.traces.link import Link, count_reason
 from stepscope.traces.operators import data_edges
 
 
@@ -113,19 +113,16 @@ class Sources:
     edges: RowEdges | None
 
 
+HEAD, GAP, REST, DEVICE, DELAY, ROOT = range(6)
+FORMS = ("call", "host gap", "after wait", "device", "delay", "begin")
+
+
 @dataclass(frozen=True)
 class ScheduledNodes:
     """Nodes in an order of execution."""
 
-    HEAD: ClassVar[int] = 0
-    GAP: ClassVar[int] = 1
-    REST: ClassVar[int] = 2
-    DEVICE: ClassVar[int] = 3
-    DELAY: ClassVar[int] = 4
-    ROOT: ClassVar[int] = 5
-    NAMES: ClassVar[tuple[str, ...]] = ("call", "host gap", "after wait", "device", "delay", "begin")
-
     form: Integers
+    """Index into FORMS."""
     row: Integers
     """Row of the timeline: the call, the device event, or the call whose time a gap is; −1."""
     start_ns: Integers
@@ -181,19 +178,19 @@ def _gather(sources: Sources, dropped: dict[str, int]) -> _Edges:
         groups.append(_blocking_calls(sources))
     if sources.link is not None:
         found, contradicted = data_edges(sources.link)
-        _count(dropped, "data dependencies that the times contradict", contradicted)
+        count_reason(dropped, "data dependencies that the times contradict", contradicted)
         groups.append(_Edges(found.before, found.after, found.kind.astype(np.int64)))
     joined = _Edges(*(np.concatenate(parts) for parts in zip(*groups, strict=True)))
     inside = _selected(sources)
     whole = inside[joined.before] & inside[joined.after]
-    _count(dropped, "dependencies on events outside the part that is converted", int((~whole).sum()))
+    count_reason(dropped, "dependencies on events outside the part that is converted", int((~whole).sum()))
     return _take(joined, whole)
 
 
 def _given(edges: RowEdges, sources: Sources, dropped: dict[str, int]) -> _Edges:
     kind = edges.kind.astype(np.int64)
     not_written = np.isin(kind, (_QUEUE, _COLLECTIVE))
-    _count(dropped, "full launch queues and peers' arrivals, which no node can wait for", int(not_written.sum()))
+    count_reason(dropped, "full launch queues and peers' arrivals, which no node can wait for", int(not_written.sum()))
     # The order of threads, streams and launches is made from the rows, except launches that the rows do not know.
     launched = sources.timeline.core["parent"][edges.after] >= 0
     repeated = np.isin(kind, (_HOST, _STREAM)) | ((kind == _LAUNCH) & launched)
@@ -234,11 +231,6 @@ def _take(edges: _Edges, wanted: Integers) -> _Edges:
     return _Edges(edges.before[wanted], edges.after[wanted], edges.kind[wanted])
 
 
-def _count(dropped: dict[str, int], what: str, count: int) -> None:
-    if count:
-        dropped[what] = dropped.get(what, 0) + count
-
-
 class _Places:
     """Where rows are among the nodes: segments of host time come first, device events after them."""
 
@@ -259,8 +251,7 @@ class _Places:
         return int((self.cut_ns > self.segments.start_ns).sum())
 
     def is_device(self, rows: Integers) -> Integers:
-        found: Integers = self.device_place[rows] >= 0
-        return found
+        return self.device_place[rows] >= 0
 
     def segments_ending_by(self, rows: Integers, limit_ns: Integers) -> Integers:
         """The last segment, on the thread of each host row and not after the row, that had ended by then; −1: none."""
@@ -305,7 +296,7 @@ def _resolve_to_devices(places: _Places, edges: _Edges, dropped: dict[str, int])
     node, time = _sources_of(places, edges.before, begin)
     known = node >= 0
     good = known & (time <= begin)
-    _count(dropped, "dependencies that the times contradict", int((known & ~good).sum()))
+    count_reason(dropped, "dependencies that the times contradict", int((known & ~good).sum()))
     return _Edges(node[good], places.device_place[edges.after[good]], edges.kind[good])
 
 
@@ -321,7 +312,7 @@ def _resolve_to_hosts(places: _Places, edges: _Edges, dropped: dict[str, int]) -
         places.thread_of_row[edges.before] == places.thread_of_row[edges.after]
     )
     good = (node >= 0) & (time <= end) & ~same_thread
-    _count(dropped, "dependencies that the times contradict", int(((node >= 0) & ~good & ~same_thread).sum()))
+    count_reason(dropped, "dependencies that the times contradict", int(((node >= 0) & ~good & ~same_thread).sum()))
     rows, node, time, kind = edges.after[good], node[good], time[good], edges.kind[good]
     rows = _waiting_calls(places, edges.before[good], rows, time)
     target = segments.head_of[rows]
@@ -370,15 +361,10 @@ def _stream_order(places: _Places) -> _Edges:
         rows = devices[which == number]
         node = places.device_place[rows]
         start, end = places.start[rows], places.end[rows]
-        count = len(rows)
-        here = np.arange(count)
+        here = np.arange(len(rows))
         following = np.maximum(np.searchsorted(start, end, side="left"), here + 1)
-        has = following < count
-        before.append(node[has])
-        after.append(node[following[has]])
-        lone = ~has & (here < count - 1)
-        before.append(node[lone])
-        after.append(np.full(int(lone.sum()), node[-1]))
+        before.append(node[:-1])
+        after.append(node[np.minimum(following[:-1], here[-1])])
         by_end = np.argsort(end, kind="stable")
         place = np.searchsorted(end[by_end], start, side="right") - 1
         latest = by_end[np.maximum(place, 0)]
@@ -406,50 +392,36 @@ class _Table:
         self.places = places
         cut = places.cut_ns > segments.start_ns
         head_cut = np.flatnonzero(cut & segments.is_head)
-        form = ScheduledNodes
-        segment_form = np.where(segments.is_head, form.HEAD, form.GAP)
+        segment_form = np.where(segments.is_head, HEAD, GAP)
         segment_start = np.where(segments.is_head, segments.start_ns, places.cut_ns)
         segment_end = segments.end_ns.copy()
         segment_end[head_cut] = segments.start_ns[head_cut]
         count = places.segment_count + len(devices)
-        self.first_part = np.arange(places.segment_count)
-        self.last_part = np.arange(places.segment_count)
+        self.last_part = np.arange(count)
         # The time after a wait is a node of its own, so that the call keeps its beginning.
         self.last_part[head_cut] = count + np.arange(len(head_cut))
-        self.form = np.concatenate(
-            [segment_form, np.full(len(devices), form.DEVICE), np.full(len(head_cut), form.REST)]
-        )
+        self.form = np.concatenate([segment_form, np.full(len(devices), DEVICE), np.full(len(head_cut), REST)])
         self.row = np.concatenate([segments.owner, devices, segments.owner[head_cut]])
         self.start = np.concatenate([segment_start, places.start[devices], places.cut_ns[head_cut]])
         self.end = np.concatenate([segment_end, places.end[devices], segments.end_ns[head_cut]])
         self.thread = np.concatenate([segments.thread, np.full(len(devices), -1), segments.thread[head_cut]])
-        self.before: list[Integers] = [self.first_part[head_cut]]
+        self.before: list[Integers] = [head_cut]
         self.after: list[Integers] = [self.last_part[head_cut]]
         self.counts: dict[str, int] = dict.fromkeys(EDGE_KINDS, 0)
 
     def add(self, found: _Edges) -> None:
         """Sources are what remains of a segment after its wait, and so are targets that were cut."""
-        before = self._last(found.before)
-        after = self._last(found.after)
-        self.before.append(before)
-        self.after.append(after)
+        self.before.append(self.last_part[found.before])
+        self.after.append(self.last_part[found.after])
         for kind, count in zip(*np.unique(found.kind, return_counts=True), strict=True):
             self.counts[EDGE_KINDS[int(kind)]] += int(count)
 
-    def _last(self, node: Integers) -> Integers:
-        segments = node < self.places.segment_count
-        if not self.places.segment_count:
-            return node
-        last: Integers = np.where(segments, self.last_part[np.minimum(node, self.places.segment_count - 1)], node)
-        return last
-
     def add_threads_order(self) -> None:
-        segments = self.places.segments
-        if self.places.segment_count:
-            same = segments.thread[1:] == segments.thread[:-1]
-            self.before.append(self.last_part[:-1][same])
-            self.after.append(self.first_part[1:][same])
-            self.counts["host"] += int(same.sum())
+        threads = self.places.segments.thread
+        next_ones = np.flatnonzero(threads[1:] == threads[:-1]) + 1
+        self.before.append(self.last_part[next_ones - 1])
+        self.after.append(next_ones)
+        self.counts["host"] += len(next_ones)
 
     def add_hand_overs(self) -> None:
         """What waits for nothing yet (a thread's first call, work without a launch) follows what had last ended on the
@@ -487,11 +459,10 @@ class _Table:
         copied = delay_of[after] >= 0
         self.before = [before, before[copied], delay_of[late]]
         self.after = [after, delay_of[after[copied]], late]
-        form = ScheduledNodes
-        gap = np.where(self.form[late] == form.DEVICE, form.DELAY, form.GAP)
-        self.form = np.concatenate([self.form, [form.ROOT], gap])
+        gap = np.where(self.form[late] == DEVICE, DELAY, GAP)
+        self.form = np.concatenate([self.form, [ROOT], gap])
         # A delay belongs to the event it holds up; the gap before a thread's first call to nobody.
-        self.row = np.concatenate([self.row, [-1], np.where(gap == form.DELAY, self.row[late], -1)])
+        self.row = np.concatenate([self.row, [-1], np.where(gap == DELAY, self.row[late], -1)])
         self.start = np.concatenate([self.start, [origin], ready[late]])
         self.end = np.concatenate([self.end, [origin], self.start[late]])
         self.thread = np.concatenate([self.thread, [-1], self.thread[late]])
@@ -500,14 +471,14 @@ class _Table:
         """Nodes by start, short before long; dependencies that do not point forward are left out."""
         count = len(self.form)
         # The beginning of all stands first; of equal times, the order of making decides, which is that of each thread.
-        is_root = self.form == ScheduledNodes.ROOT
+        is_root = self.form == ROOT
         order = np.lexsort((self.end, self.start))
         order = np.concatenate([np.flatnonzero(is_root), order[~is_root[order]]])
         rank = np.empty(count, np.int64)
         rank[order] = np.arange(count)
         before, after = rank[np.concatenate(self.before)], rank[np.concatenate(self.after)]
         forward = before < after
-        _count(dropped, "dependencies between events of no length at one time", int((~forward).sum()))
+        count_reason(dropped, "dependencies between events of no length at one time", int((~forward).sum()))
         pairs = _distinct(after[forward] * np.int64(count) + before[forward])
         return ScheduledNodes(
             form=self.form[order],
@@ -526,7 +497,7 @@ class _Table:
         form, row = self.form[order], self.row[order]
         above = np.full(len(order), -1, np.int64)
         has_row = row >= 0
-        is_head, is_device = form == ScheduledNodes.HEAD, np.isin(form, (ScheduledNodes.DEVICE, ScheduledNodes.DELAY))
+        is_head, is_device = form == HEAD, np.isin(form, (DEVICE, DELAY))
         above[is_head] = places.segments.parent[row[is_head]]
         inner = has_row & ~is_head & ~is_device
         above[inner] = row[inner]

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.core.errors import UsageError, unknown_name
+from stepscope.formats.chrome import launch_pairs
+from stepscope.formats.nesting import nearest
 from stepscope.formats.timeline import (
     COLUMN,
     DEVICE_KINDS,
@@ -147,9 +149,7 @@ def _overlaps(timeline: Timeline, first: int, last: int) -> Array:
 
 def _with_launches(timeline: Timeline, kept: Array) -> Array:
     """Launch calls of kept device work, and device work of kept launch calls."""
-    parent: Any = timeline.core["parent"]
-    devices = np.flatnonzero(np.isin(timeline.core["kind"], DEVICE_KINDS) & (parent >= 0))
-    calls = parent[devices]
+    calls, devices = launch_pairs(timeline)
     wanted = kept.copy()
     wanted[calls[kept[devices]]] = True
     # A graph's launch starts many kernels: wanted by one of them, it brings the others too.
@@ -165,10 +165,7 @@ def _kept_ancestors(timeline: Timeline, rows: Integers, place: Integers) -> Inte
     parent: Any = timeline.core["parent"]
     above: Any = parent[rows].astype(np.int64)
     above[np.isin(timeline.core["kind"][rows], DEVICE_KINDS) & (place[above] < 0)] = MISSING
-    while len(lost := np.flatnonzero((above >= 0) & (place[above] < 0))):
-        above[lost] = parent[above[lost]]
-    found: Integers = above
-    return found
+    return nearest(above, parent, place[:-1] >= 0)
 
 
 def _take_block(block: Block, place: Integers) -> Block | None:

@@ -87,40 +87,27 @@ class Link:
         return np.flatnonzero(np.isin(self.timeline.core["kind"], DEVICE_KINDS))
 
     @cached_property
-    def _subtree(self) -> tuple[Integers, Integers, Integers]:
-        """Place of each node in pre-order, the end of its subtree there, and the pre-order itself."""
-        graph = self.graph
-        order = graph.preorder
-        size = [1] * len(order)
-        parents = graph.parent_places
-        for here in reversed(order):
-            if parents[here] >= 0:
-                size[parents[here]] += size[here]
-        preorder = np.array(order, np.int64)
-        position = np.empty(len(order), np.int64)
-        position[preorder] = np.arange(len(order))
-        return position, position + np.array(size, np.int64), preorder
-
-    @cached_property
     def _rows_by_preorder(self) -> tuple[Integers, Integers]:
         """Linked device rows ordered by the pre-order position of their node, and those positions."""
         rows = self._device_rows[self.node_of_row[self._device_rows] >= 0]
-        position = self._subtree[0][self.node_of_row[rows]]
+        position = self.graph.position[self.node_of_row[rows]]
         order = np.argsort(position, kind="stable")
         return rows[order], position[order]
 
     def rows_of(self, node: Node | int) -> Integers:
         """Device rows that the call itself launched, not those of calls inside it. Takes a node or its place."""
-        position = self._subtree[0][self._place(node)]
-        rows, positions = self._rows_by_preorder
-        return rows[np.searchsorted(positions, position) : np.searchsorted(positions, position, side="right")]
+        return self._rows_from(self._place(node), 1)
 
     def rows_under(self, node: Node | int) -> Integers:
         """Device rows that the call, and all calls inside it, launched."""
         place = self._place(node)
-        begin, end = self._subtree[0][place], self._subtree[1][place]
+        return self._rows_from(place, int(self.graph.nesting.size[place]))
+
+    def _rows_from(self, place: int, calls: int) -> Integers:
+        """Of a call and those that follow it in the pre-order, so many in all."""
         rows, positions = self._rows_by_preorder
-        return rows[np.searchsorted(positions, begin) : np.searchsorted(positions, end)]
+        begin, end = np.searchsorted(positions, self.graph.position[place] + np.array([0, calls]))
+        return rows[begin:end]
 
     def node_for(self, row: int) -> Node | None:
         """The call of a row of the timeline."""
@@ -146,12 +133,11 @@ class Link:
         spent = (core["end_ns"][rows] - core["start_ns"][rows]).astype(np.int64)
         own = np.zeros(len(self.graph) + 1, np.int64)
         np.add.at(own, positions, spent)
-        begin, end, _ = self._subtree
+        begin = self.graph.position
         if not inclusive:
-            only: Integers = own[begin]
-            return only
+            return own[begin]
         total = np.concatenate([[0], np.cumsum(own[:-1])])
-        inside: Integers = total[end] - total[begin]
+        inside: Integers = total[begin + self.graph.nesting.size] - total[begin]
         return inside
 
     def _place(self, node: Node | int) -> int:
@@ -218,13 +204,13 @@ def _join_by_id(graph: Graph, timeline: Timeline, rows: Integers, column: str, g
     found = candidate >= 0
     same = _same_names(graph, timeline, candidate)
     reasons: dict[str, int] = {}
-    _count(reasons, _OTHER_NAME, int((found & ~same).sum()))
-    _count(reasons, _NO_EVENT, int((~found & (wanted > 0)).sum()))
+    count_reason(reasons, _OTHER_NAME, int((found & ~same).sum()))
+    count_reason(reasons, _NO_EVENT, int((~found & (wanted > 0)).sum()))
     host_row: Integers = np.where(found & same, candidate, MISSING)
     agree = int((host_row >= 0).sum())
     if agree < _NAMES_MUST_AGREE * int(found.sum()):
         # Small numbers coincide in any two runs; what agrees then agrees by accident.
-        _count(reasons, "calls whose id and name agree by accident", agree)
+        count_reason(reasons, "calls whose id and name agree by accident", agree)
         agree = 0
     if not agree:
         return _Hosts(NONE, np.full(len(wanted), MISSING), reasons)
@@ -253,13 +239,13 @@ def _join_by_order(graph: Graph, timeline: Timeline, rows: Integers) -> _Hosts:
     for place, names in calls:
         thread = next((thread for thread, (_, other) in events.items() if other == names), None)
         if thread is None:
-            _count(reasons, "calls on threads whose order of names no thread of the timeline has", len(place))
+            count_reason(reasons, "calls on threads whose order of names no thread of the timeline has", len(place))
             continue
         host_row[place] = events.pop(thread)[0]
     joined = int((host_row >= 0).sum())
     if joined and _doubts(graph, timeline):
         # Every rank of a job runs the same names in the same order: here the process is the only evidence.
-        _count(reasons, "calls in the same order, but of another process (another rank?)", joined)
+        count_reason(reasons, "calls in the same order, but of another process (another rank?)", joined)
         host_row[:] = MISSING
         joined = 0
     return _Hosts(ORDER if joined else NONE, host_row, reasons)
@@ -310,13 +296,13 @@ def _join_rest(graph: Graph, timeline: Timeline, found: _Hosts, reasons: dict[st
         node_of_row[devices[use]] = hosts[use]
     if found.generation != NONE:
         missed = node_of_row[devices] < 0
-        _count(reasons, "device events without a launch in the file", int((missed & ~launched).sum()))
+        count_reason(reasons, "device events without a launch in the file", int((missed & ~launched).sum()))
         outside = missed & launched
         covered = climb(np.where(np.isin(kind, (OPERATOR,)), 0, MISSING), parent, launches) >= 0
-        _count(reasons, "device events launched outside every operator", int((outside & ~covered).sum()))
-        _count(reasons, "device events of operators that the graph does not hold", int((outside & covered).sum()))
+        count_reason(reasons, "device events launched outside every operator", int((outside & ~covered).sum()))
+        count_reason(reasons, "device events of operators that the graph does not hold", int((outside & covered).sum()))
     else:
-        _count(reasons, "device events, since no call could be joined", len(devices))
+        count_reason(reasons, "device events, since no call could be joined", len(devices))
     return node_of_row
 
 
@@ -339,7 +325,8 @@ def _doubts(graph: Graph, timeline: Timeline) -> list[str]:
     return doubts
 
 
-def _count(reasons: dict[str, int], reason: str, count: int) -> None:
+def count_reason(reasons: dict[str, int], reason: str, count: int) -> None:
+    """Reasons that hold for nothing are not listed."""
     if count:
         reasons[reason] = reasons.get(reason, 0) + count
 

@@ -18,18 +18,15 @@ from stepscope.traces.link import Link
 Shape = Sequence[int]
 
 
-def _matmul(shapes: Sequence[Shape]) -> int | None:
-    first, second = shapes[0], shapes[1]
-    if len(first) == len(second) == 2 and first[1] == second[0]:
-        return 2 * first[0] * first[1] * second[1]
-    return None
+def _matmul(dimensions: int) -> Callable[[Sequence[Shape]], int | None]:
+    """Products of matrices, one or a batch of them."""
 
+    def count(shapes: Sequence[Shape]) -> int | None:
+        first, second = shapes[0], shapes[1]
+        fits = len(first) == len(second) == dimensions and first[:-2] == second[:-2] and first[-1] == second[-2]
+        return 2 * prod(first) * second[-1] if fits else None
 
-def _batched(shapes: Sequence[Shape]) -> int | None:
-    first, second = shapes[0], shapes[1]
-    if len(first) == len(second) == 3 and first[0] == second[0] and first[2] == second[1]:
-        return 2 * first[0] * first[1] * first[2] * second[2]
-    return None
+    return count
 
 
 def _after_bias(rule: Callable[[Sequence[Shape]], int | None]) -> Callable[[Sequence[Shape]], int | None]:
@@ -54,11 +51,11 @@ def _attention(factor: int, *, length_first: bool = False) -> Callable[[Sequence
 
 
 _BY_INPUTS: dict[str, Callable[[Sequence[Shape]], int | None]] = {
-    "aten::mm": _matmul,
-    "aten::addmm": _after_bias(_matmul),
-    "aten::_addmm_activation": _after_bias(_matmul),
-    "aten::bmm": _batched,
-    "aten::baddbmm": _after_bias(_batched),
+    "aten::mm": _matmul(2),
+    "aten::addmm": _after_bias(_matmul(2)),
+    "aten::_addmm_activation": _after_bias(_matmul(2)),
+    "aten::bmm": _matmul(3),
+    "aten::baddbmm": _after_bias(_matmul(3)),
     "aten::_scaled_dot_product_flash_attention": _attention(2),
     "aten::_scaled_dot_product_efficient_attention": _attention(2),
     "aten::_scaled_dot_product_cudnn_attention": _attention(2),
@@ -315,10 +312,8 @@ def _device_spans(link: Link) -> tuple[Integers, Integers]:
     Of equals, that of the call which comes first decides.
     """
     graph, core = link.graph, link.timeline.core
-    position = np.empty(len(graph), np.int64)
-    position[graph.preorder] = np.arange(len(graph))
     rows = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS) & (link.node_of_row >= 0))
-    rows = rows[np.argsort(position[link.node_of_row[rows]], kind="stable")]
+    rows = rows[np.argsort(graph.position[link.node_of_row[rows]], kind="stable")]
     by_start = rows[np.argsort(core["start_ns"][rows], kind="stable")]
     # Turned round, so that the first of equals is the last of all.
     by_end = rows[::-1][np.argsort(core["end_ns"][rows[::-1]], kind="stable")]

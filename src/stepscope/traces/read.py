@@ -65,14 +65,17 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     rank: int | None
     world_size: int | None
-    steps: list[tuple[int, int, int]]
+    steps: tuple[Span, ...]
     step_marker: str
-    threads: list[tuple[str, str, str]]
+    threads: list[Thread]
     metadata: dict[str, Any]
     repairs: dict[str, int]
     texts_crc32: int
     tables: dict[str, _Stored]
     """Columns by the name of their file."""
+
+
+_OF_TIMELINE = ("rank", "world_size", "steps", "step_marker", "threads", "metadata", "repairs")
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -121,18 +124,7 @@ def load_cached(folder: Path) -> Timeline | None:
         return None
     core = tables.pop(_EVENTS)
     blocks = {name: Block(rows=columns.pop("row"), columns=columns) for name, columns in tables.items()}
-    return Timeline(
-        rank=facts.rank,
-        world_size=facts.world_size,
-        core=core,
-        blocks=blocks,
-        texts=texts,
-        threads=[Thread(*thread) for thread in facts.threads],
-        steps=tuple(Span(*step) for step in facts.steps),
-        step_marker=facts.step_marker,
-        metadata=facts.metadata,
-        repairs=facts.repairs,
-    )
+    return Timeline(core=core, blocks=blocks, texts=texts, **{name: getattr(facts, name) for name in _OF_TIMELINE})
 
 
 def _read_checked(path: Path, crc32: int) -> bytes:
@@ -193,13 +185,7 @@ def _write(folder: Path, path: Path, key: CacheKey, timeline: Timeline) -> None:
     facts = _Facts(
         key=key,
         sha256=hash_file(path),
-        rank=timeline.rank,
-        world_size=timeline.world_size,
-        steps=[(step.number, step.start_ns, step.end_ns) for step in timeline.steps],
-        step_marker=timeline.step_marker,
-        threads=[(thread.process, thread.thread, thread.name) for thread in timeline.threads],
-        metadata=dict(timeline.metadata),
-        repairs=dict(timeline.repairs),
+        **{name: getattr(timeline, name) for name in _OF_TIMELINE},
         texts_crc32=zlib.crc32(texts),
         tables={name: _write_columns(folder / f"{name}.columns", columns) for name, columns in tables.items()},
     )

@@ -16,7 +16,7 @@ from stepscope.core.files import output_file
 from stepscope.formats.chrome import packed
 from stepscope.formats.chrome_rows import PIECE_ROWS
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Array, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, KINDS, MISSING, Timeline, has_value
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,11 +31,9 @@ def require_polars() -> None:
         ) from None
 
 
-ADDED = ("rank", "row", "duration_ns", "process", "thread_name")
-"""Columns of the table that a timeline keeps elsewhere. `thread` is the thread's own number here, and `parent` speaks
-of `row`, which counts in each rank from 0."""
-
 ALWAYS = ("rank", "row", "start_ns", "end_ns", "duration_ns", "kind", "name")
+"""`parent` speaks of `row`, which counts in each rank from 0."""
+_OF_THREADS = {"process": "process", "thread": "thread", "thread_name": "name"}
 CSV_COLUMNS = (*ALWAYS, "category", "process", "thread", "thread_name", *(s.name for s in COLUMNS[6:]))
 """In this order."""
 
@@ -86,8 +84,7 @@ def _has(timeline: Timeline, name: str) -> bool:
     block = timeline.blocks.get(spec.block)
     if block is None or name not in block.columns:
         return False
-    values: Any = block.columns[name]
-    return bool((~np.isnan(values) if spec.form == "float" else values != MISSING).any())
+    return bool(has_value(name, block.columns[name]).any())
 
 
 def _pieces(ranks: Sequence[Timeline], columns: Sequence[str]) -> Iterator[bytes]:
@@ -106,43 +103,29 @@ def _text(rows: Any) -> bytes:
 
 def _cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
     """Values as they are written; the empty text where there is none."""
-    if name in ADDED or name == "thread":
-        return _added_cells(timeline, name, rows)
-    values = timeline.column(name, rows.start, rows.stop)
-    texts = _texts_of(timeline, name)
-    if texts is not None:
-        return _looked_up(values, texts)
-    if name in ("start_ns", "end_ns"):  # every number is a time
-        times: list[int] = values.tolist()
-        return times
-    if COLUMN[name].form == "float":
-        return ["" if value != value else value for value in values.tolist()]  # noqa: PLR0124
-    return ["" if value == MISSING else value for value in values.tolist()]
-
-
-def _texts_of(timeline: Timeline, name: str) -> Sequence[str] | None:
-    if name == "kind":
-        return KINDS
-    if name == "category":
-        return CATEGORIES
-    return timeline.texts if COLUMN[name].form == "text" else None
-
-
-def _added_cells(timeline: Timeline, name: str, rows: slice) -> list[Any]:
     core: Any = timeline.core
     if name == "rank":
         return ["" if timeline.rank is None else timeline.rank] * (rows.stop - rows.start)
     if name == "row":
         return list(range(rows.start, rows.stop))
     if name == "duration_ns":
-        durations: list[int] = (core["end_ns"][rows] - core["start_ns"][rows]).tolist()
-        return durations
-    field = {"process": "process", "thread": "thread", "thread_name": "name"}[name]
-    return _looked_up(core["thread"][rows], [getattr(thread, field) for thread in timeline.threads])
+        return list((core["end_ns"][rows] - core["start_ns"][rows]).tolist())
+    column, words = _words_of(timeline, name)
+    values = timeline.column(column, rows.start, rows.stop).tolist()
+    if words is not None:
+        return ["" if code == MISSING else words[code] for code in values]
+    # NaN is the one number that differs from itself; every number is a time.
+    is_time, is_real = name in ("start_ns", "end_ns"), COLUMN[name].form == "float"
+    return [value if is_time or (value == value if is_real else value != MISSING) else "" for value in values]  # noqa: PLR0124
 
 
-def _looked_up(codes: Array, texts: Sequence[str]) -> list[str]:
-    return ["" if code == MISSING else texts[code] for code in codes.tolist()]
+def _words_of(timeline: Timeline, name: str) -> tuple[str, Sequence[str] | None]:
+    """The column that holds the codes of one of words, and the words; None where there are numbers."""
+    if name in _OF_THREADS:
+        return "thread", [getattr(thread, _OF_THREADS[name]) for thread in timeline.threads]
+    if name in ("kind", "category"):
+        return name, KINDS if name == "kind" else CATEGORIES
+    return name, timeline.texts if COLUMN[name].form == "text" else None
 
 
 TABLE_COLUMNS = ("rank", "process", *(spec.name for spec in COLUMNS))
@@ -177,11 +160,10 @@ class _Words:
         timeline = self._timeline
         if name == "rank":
             return pl.repeat(timeline.rank, len(timeline), dtype=pl.Int64, eager=True).alias("rank")
-        if name in ("process", "thread"):
-            return _worded(name, timeline.core["thread"], [getattr(thread, name) for thread in timeline.threads])
-        cells = timeline.column(name)
-        if name in ("kind", "category"):
-            return _worded(name, cells, KINDS if name == "kind" else CATEGORIES)
+        column, words = _words_of(timeline, name)
+        cells = timeline.column(column)
+        if words is not None and words is not timeline.texts:
+            return _worded(name, cells, words)
         form = COLUMN[name].form
         if form == "float":
             return pl.Series(name, cells).fill_nan(None)

@@ -80,7 +80,7 @@ class TraceFiles(NamedTuple):
 
 def find_trace_files(path: Path, *, rank: int | None = None) -> TraceFiles:
     """A timeline, an execution trace, a recording, or a folder with one of each."""
-    from stepscope.traces.recording import is_recording, read_recording
+    from stepscope.traces.recording.evidence import is_recording, read_recording
 
     if not path.exists():
         raise UsageError(f"{path} is not there", hint="name a trace, or a folder of `stepscope trace record`",

@@ -17,7 +17,7 @@ import msgspec
 from stepscope.core.dtypes import dtype_bytes
 from stepscope.core.errors import BadInputError
 from stepscope.formats.readers import TraceFormat
-from stepscope.formats.source import decode_json, list_of, rank_in_name, read_bounded, text_of, whole_of
+from stepscope.formats.source import decode_json, describe_group, list_of, rank_in_name, read_bounded, text_of, whole_of
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
 
 OWN_FORM = "communication_calls"
@@ -224,10 +224,7 @@ class _ListReader:
             )
         if 0 < self.starts < len(self.builder):
             self.builder.count_repair("calls without a start among calls with one", len(self.builder) - self.starts)
-        groups = [
-            {"pg_name": name, "pg_desc": "", "pg_size": len(ranks), "ranks": ranks}
-            for name, ranks in self.groups.items()
-        ]
+        groups = [describe_group(*group) for group in self.groups.items()]
         found = rank_in_name(self.path) if rank is None else rank
         metadata = {
             "format": form,

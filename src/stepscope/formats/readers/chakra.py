@@ -33,7 +33,7 @@ from stepscope.formats.chakra import (
 )
 from stepscope.formats.classify import CATEGORIES
 from stepscope.formats.readers import TraceFormat
-from stepscope.formats.source import WHOLE_LIMIT, rank_in_name, text_of, whole_of
+from stepscope.formats.source import WHOLE_LIMIT, describe_group, rank_in_name, text_of, whole_of
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, OPERATOR, RUNTIME, SET, Timeline, TimelineBuilder
 
 _NODES_TRIED = 256
@@ -85,10 +85,7 @@ class _Reader:
             )
         said = self.trace.attributes
         rank, world = whole_of(said.get("rank")), whole_of(said.get("world_size"))
-        groups = [
-            {"pg_name": name, "pg_desc": "", "pg_size": len(ranks), "ranks": ranks}
-            for name, ranks in self.members.items()
-        ]
+        groups = [describe_group(*group) for group in self.members.items()]
         metadata: dict[str, Any] = {
             "format": "chakra",
             "source": str(self.path),

@@ -17,7 +17,16 @@ import msgspec
 from stepscope.core.errors import BadInputError
 from stepscope.formats import plain_pickle
 from stepscope.formats.readers import TraceFormat
-from stepscope.formats.source import WHOLE_LIMIT, decode_json, list_of, rank_in_name, read_bounded, text_of, whole_of
+from stepscope.formats.source import (
+    WHOLE_LIMIT,
+    decode_json,
+    describe_group,
+    list_of,
+    rank_in_name,
+    read_bounded,
+    text_of,
+    whole_of,
+)
 from stepscope.formats.timeline import OPERATOR, Timeline, TimelineBuilder
 
 _PICKLE = b"\x80"
@@ -124,8 +133,7 @@ class _DumpReader:
             name = text_of(told.get("name")) or str(key)
             ranks = self._ranks(told.get("ranks"), f"group {name[:80]}")
             if name and ranks:
-                description = text_of(told.get("desc")) or ""
-                groups[name] = {"pg_name": name, "pg_desc": description, "pg_size": len(ranks), "ranks": ranks}
+                groups[name] = describe_group(name, ranks, text_of(told.get("desc")) or "")
         return groups
 
     def _ranks(self, value: object, place: str) -> list[int]:

@@ -24,7 +24,6 @@ from stepscope.formats.source import open_trace, rank_in_name
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
-    COLUMNS,
     COPY,
     DEVICE_KINDS,
     INSTANT,
@@ -36,11 +35,10 @@ from stepscope.formats.timeline import (
     RUNTIME,
     SET,
     SYNC,
-    Array,
-    Block,
     Integers,
     Thread,
     Timeline,
+    make_timeline,
 )
 
 DAMAGE = (sqlite3.Error, UnicodeDecodeError)
@@ -158,23 +156,14 @@ class RowPart(NamedTuple):
     """Any number that tells threads apart; None: rows of a device."""
 
 
-def join_parts(parts: Sequence[RowPart], process: int, texts: Sequence[str]) -> tuple[Timeline, list[int]]:
-    """The rows of one process, in the order of the parts; and the numbers of its threads, in the order of `threads`."""
+def join_parts(parts: Sequence[RowPart], process: int) -> tuple[dict[str, Any], list[int]]:
+    """Columns of the rows of one process, in the order of the parts; and the numbers of its threads, in the order of
+    the column `thread`."""
     mine: list[tuple[RowPart, Integers]] = [(part, np.flatnonzero(part.process == process)) for part in parts]
     chosen = [(part, rows) for part, rows in mine if len(rows)]
-    names = {name for part, _ in chosen for name in part.cells}
-    columns = {name: _joined(name, chosen) for name in names}
+    columns = {name: _joined(name, chosen) for name in {name for part, _ in chosen for name in part.cells}}
     columns["thread"], numbers = _thread_indices(chosen)
-    count = len(columns["thread"])
-    timeline = Timeline(
-        rank=None,
-        world_size=None,
-        core={spec.name: _core(spec.name, columns, count) for spec in COLUMNS if spec.block is None},
-        blocks=_blocks(columns, count),
-        texts=texts,
-        threads=[Thread("", str(number)) for number in numbers],
-    )
-    return timeline, numbers
+    return columns, numbers
 
 
 def _joined(name: str, chosen: list[tuple[RowPart, Integers]]) -> Any:
@@ -190,30 +179,6 @@ def _thread_indices(chosen: list[tuple[RowPart, Integers]]) -> tuple[Integers, l
     index = np.full(len(host), MISSING, np.int64)
     index[host] = inverse
     return index, used.tolist()
-
-
-def _core(name: str, columns: dict[str, Any], count: int) -> Array:
-    if name not in columns:
-        return np.full(count, MISSING, np.int64)
-    cells: Array = columns[name].astype(np.uint8 if name == "kind" else np.int64)
-    return cells
-
-
-def _blocks(columns: dict[str, Any], count: int) -> dict[str, Block]:
-    found: dict[str, dict[str, Any]] = {}
-    for name, cells in columns.items():
-        block = COLUMN[name].block
-        if block is not None:
-            found.setdefault(block, {})[name] = cells
-    blocks: dict[str, Block] = {}
-    for block, named in found.items():
-        has = np.zeros(count, bool)
-        for name, cells in named.items():
-            has |= ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
-        rows = np.flatnonzero(has)
-        if len(rows):
-            blocks[block] = Block(rows=rows, columns={name: cells[rows] for name, cells in named.items()})
-    return blocks
 
 
 MAGIC = b"SQLite format 3\0"
@@ -289,17 +254,17 @@ class _Reader:
         return self._number_ranks([self._timeline(parts, process, base_ns) for process in processes], processes)
 
     def _parts(self) -> Iterator[RowPart]:
-        yield from self._calls("CUPTI_ACTIVITY_KIND_RUNTIME", RUNTIME)
-        yield from self._calls("CUPTI_ACTIVITY_KIND_DRIVER", RUNTIME)
+        yield self._calls("CUPTI_ACTIVITY_KIND_RUNTIME", RUNTIME)
+        yield self._calls("CUPTI_ACTIVITY_KIND_DRIVER", RUNTIME)
         if self.system_calls:
-            yield from self._calls("OSRT_API", OTHER)
-        yield from self._kernels()
-        yield from self._graphs()
-        yield from self._copies()
-        yield from self._sets()
+            yield self._calls("OSRT_API", OTHER)
+        yield self._kernels()
+        yield self._graphs()
+        yield self._copies()
+        yield self._sets()
         yield from self._waits()
-        yield from self._memory()
-        yield from self._ranges()
+        yield self._memory()
+        yield self._ranges()
 
     # --- texts -----------------------------------------------------------------------------------------------------
 
@@ -329,12 +294,11 @@ class _Reader:
             packed = (first << 32) | (second << 16) | third
         _, places, inverse = np.unique(packed, return_index=True, return_inverse=True)
         codes = np.array([self._code(name_of(key)) for key in keys[places].tolist()], np.int64)
-        coded: Integers = codes[inverse]
-        return coded
+        return codes[inverse]
 
     # --- rows of the host ------------------------------------------------------------------------------------------
 
-    def _calls(self, table: str, kind: int) -> Iterator[RowPart]:
+    def _calls(self, table: str, kind: int) -> RowPart:
         cells = self.tables.columns(table, ("start", "end", "globalTid", "correlationId", "nameId"))
         thread = cells["globalTid"]
         rows = self.tables.spans(cells, table) | {
@@ -342,9 +306,9 @@ class _Reader:
             "name": self._name_codes(cells["nameId"], api=kind == RUNTIME),
             "correlation": cells["correlationId"] if kind == RUNTIME else np.full(len(thread), MISSING),
         }
-        yield RowPart(rows, _process(thread), thread)
+        return RowPart(rows, _process(thread), thread)
 
-    def _ranges(self) -> Iterator[RowPart]:
+    def _ranges(self) -> RowPart:
         table = "NVTX_EVENTS"
         cells = self.tables.columns(table, ("start", "end", "eventType", "globalTid", "textId"))
         event = cells["eventType"] if self.tables.has(table, "eventType") else np.full(len(cells["start"]), 59)
@@ -359,7 +323,7 @@ class _Reader:
         own = [texts[row][0] if row < len(texts) else None for row in chosen.tolist()]
         rows |= self._read_texts(own, cells["textId"].tolist(), rows["kind"])
         # Ranges that need not nest get a thread of their own, so that nothing seems to lie inside them by chance.
-        yield RowPart(rows, _process(cells["globalTid"]), np.where(free, _FREE_RANGES, cells["globalTid"]))
+        return RowPart(rows, _process(cells["globalTid"]), np.where(free, _FREE_RANGES, cells["globalTid"]))
 
     def _read_texts(self, own: list[Any], ids: list[int], kinds: Integers) -> dict[str, Any]:
         """Names of ranges; those that PyTorch wrote for its operators become operators with their shapes."""
@@ -401,7 +365,7 @@ class _Reader:
             rows["graph_node"] = np.where(node > 0, node, MISSING)
         return cells, rows
 
-    def _kernels(self) -> Iterator[RowPart]:
+    def _kernels(self) -> RowPart:
         table = "CUPTI_ACTIVITY_KIND_KERNEL"
         shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
         memory = ("staticSharedMemory", "dynamicSharedMemory")
@@ -417,7 +381,7 @@ class _Reader:
             rows["registers"] = cells["registersPerThread"]
             rows["shared_memory"] = sum(np.maximum(cells[column], 0) for column in memory)
             rows |= self._coverage(cells["deviceId"], sizes)
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
     def _coverage(self, device: Integers, sizes: Integers) -> dict[str, Any]:
         labels = self.tables.labels("TARGET_INFO_GPU", "smCount")
@@ -434,14 +398,14 @@ class _Reader:
         blocks = counts[:, :3].prod(axis=1) / units
         return {"blocks_per_sm": blocks, "warps_per_sm": blocks * np.ceil(counts[:, 3:].prod(axis=1) / 32)}
 
-    def _graphs(self) -> Iterator[RowPart]:
+    def _graphs(self) -> RowPart:
         """Whole graphs, where the profiler was told not to look inside: one row keeps the device busy."""
         cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", KERNEL)
         rows["name"] = self._coded(cells["graphId"], lambda graph: f"CUDA graph {graph}")
         self.tables.count_repair("CUDA graphs recorded as a whole: the kernels inside are unknown", len(cells["start"]))
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
-    def _copies(self) -> Iterator[RowPart]:
+    def _copies(self) -> RowPart:
         cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, ("bytes", "copyKind", "srcKind", "dstKind"))
         memories = _MEMORIES | self.tables.labels("ENUM_CUDA_MEM_KIND", "label")
 
@@ -453,14 +417,14 @@ class _Reader:
 
         rows["name"] = self._coded(np.stack([cells[c] for c in ("copyKind", "srcKind", "dstKind")], axis=1), name_of)
         rows["bytes"] = cells["bytes"]
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
-    def _sets(self) -> Iterator[RowPart]:
+    def _sets(self) -> RowPart:
         cells, rows = self._on_device("CUPTI_ACTIVITY_KIND_MEMSET", SET, ("bytes", "memKind"))
         memories = _MEMORIES | self.tables.labels("ENUM_CUDA_MEM_KIND", "label")
         rows["name"] = self._coded(cells["memKind"], lambda kind: f"Memset ({memories.get(kind, 'Unknown')})")
         rows["bytes"] = cells["bytes"]
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
     def _waits(self) -> Iterator[RowPart]:
         recorded, rows = self._on_device("CUPTI_ACTIVITY_KIND_CUDA_EVENT", SYNC, ("eventSyncId",))
@@ -472,7 +436,7 @@ class _Reader:
         rows["wait_correlation"] = look_up(cells["eventSyncId"], recorded["eventSyncId"], recorded["correlationId"])
         yield RowPart(rows, _process(cells["globalPid"]))
 
-    def _memory(self) -> Iterator[RowPart]:
+    def _memory(self) -> RowPart:
         table = "CUDA_GPU_MEMORY_USAGE_EVENTS"
         wanted = ("start", "deviceId", "globalPid", "address", "bytes", "memoryOperationType", "correlationId")
         cells = self.tables.columns(table, wanted)
@@ -485,7 +449,7 @@ class _Reader:
             "address": cells["address"],
             "bytes": np.where(freed, -cells["bytes"], cells["bytes"]),
         }
-        yield RowPart(rows, _process(cells["globalPid"]))
+        return RowPart(rows, _process(cells["globalPid"]))
 
     # --- timelines -------------------------------------------------------------------------------------------------
 
@@ -503,13 +467,14 @@ class _Reader:
         return settled, sorted(busy) or known or [first]
 
     def _timeline(self, parts: list[RowPart], process: int, base_ns: int) -> Timeline:
-        timeline, numbers = join_parts(parts, process, list(self.codes))
-        core = dict(timeline.core)
+        columns, numbers = join_parts(parts, process)
         for name in ("start_ns", "end_ns"):
-            core[name] = core[name] + base_ns
-        return replace(
-            timeline,
-            core=core,
+            columns[name] = columns[name] + base_ns
+        return make_timeline(
+            columns,
+            rank=None,
+            world_size=None,
+            texts=list(self.codes),
             threads=self._threads(process, numbers),
             metadata=self._describe(process, base_ns),
             repairs=dict(self.tables.repairs),
@@ -586,8 +551,7 @@ class _Reader:
 
 def _process(serial: Integers) -> Integers:
     """Machine and pid out of a serialised id; −1 where there is none."""
-    found: Integers = np.where(serial < 0, MISSING, serial >> 24)
-    return found
+    return np.where(serial < 0, MISSING, serial >> 24)
 
 
 FORMAT = TraceFormat("nsys_sqlite", sniff, read)

@@ -7,7 +7,6 @@ and lines of narration may stand before the header.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,15 +102,10 @@ def read(path: Path) -> list[Timeline]:
 def read_summary(path: Path) -> KernelSummary:
     """Sums per name. Of several tables in one file the one of kernels, else the one of calls."""
     table, rows, repairs = _open(path, ("kernels", "calls"))
-    found = []
-    for _, cells in rows:
-        row = _read_sum(table, cells)
-        if row is None:
-            repairs["rows without a usable name, count or time were left out"] = (
-                repairs.get("rows without a usable name, count or time were left out", 0) + 1
-            )
-        else:
-            found.append(row)
+    read = [_read_sum(table, cells) for cells in rows]
+    found = [row for row in read if row is not None]
+    if len(found) < len(read):
+        repairs["rows without a usable name, count or time were left out"] = len(read) - len(found)
     if not found:
         raise BadInputError("has a header but no usable row", where=f"{path}: line {table.line}")
     return KernelSummary(source=str(path), report=table.kind, rows=found, repairs=repairs)
@@ -147,8 +141,8 @@ def _parse_header(line: str, number: int) -> _Table | None:
     return None
 
 
-def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[int, list[str]]], dict[str, int]]:
-    """The first table of the first of these kinds, its rows with their line numbers, and what was repaired."""
+def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[list[str]], dict[str, int]]:
+    """The first table of the first of these kinds, its rows, and what was repaired."""
     data, cut_short = read_bounded(path)
     lines = data.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     repairs: dict[str, int] = {}
@@ -175,17 +169,12 @@ def _open(path: Path, kinds: tuple[str, ...]) -> tuple[_Table, Iterator[tuple[in
     )
 
 
-def _rows(lines: list[str], before: int, path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO("".join(lines), newline=""))
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise BadInputError(f"is no CSV: {error}", where=f"{path}: line {before + reader.line_num}") from error
-        if len(cells) > 2:  # narration between tables has no commas
-            yield before + reader.line_num, cells
+def _rows(lines: list[str], before: int, path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(lines)
+    try:
+        yield from (cells for cells in reader if len(cells) > 2)  # narration between tables has no commas
+    except csv.Error as error:
+        raise BadInputError(f"is no CSV: {error}", where=f"{path}: line {before + reader.line_num}") from error
 
 
 def parse_quantity(text: str, unit: str | None, scales: dict[str, float]) -> float | None:
@@ -248,8 +237,8 @@ class _TraceReader:
         self.builder = TimelineBuilder()
         self.devices: dict[str, int] = {}
 
-    def read(self, rows: Iterator[tuple[int, list[str]]]) -> Timeline:
-        for _, cells in rows:
+    def read(self, rows: Iterator[list[str]]) -> Timeline:
+        for cells in rows:
             self._add(cells)
         if not len(self.builder):
             raise BadInputError("has a header but no usable row", where=f"{self.path}: line {self.table.line}")
@@ -269,13 +258,8 @@ class _TraceReader:
         if duration < 0:
             self.builder.count_repair("negative durations were read as zero")
         lowered = name.lower()
-        kind = (
-            COPY
-            if "memcpy" in lowered[:40] and name[0] == "["
-            else SET
-            if lowered.startswith("[cuda memset")
-            else KERNEL
-        )
+        is_copy = "memcpy" in lowered[:40] and name[0] == "["
+        kind = COPY if is_copy else SET if lowered.startswith("[cuda memset") else KERNEL
         start_ns = round(start)
         self.builder.add(
             kind,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from decimal import Decimal
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +21,9 @@ from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.errors import BadInputError
 from stepscope.formats import classify as classes
 from stepscope.formats.readers import TraceFormat
-from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, decode_events
-from stepscope.formats.source import Source, ends_early, first_damage, identity_of
+from stepscope.formats.readers.kineto.text import UNREADABLE
+from stepscope.formats.readers.kineto.tolerant import Event, EventReader
+from stepscope.formats.source import identity_of
 from stepscope.formats.timeline import (
     ANNOTATION,
     COPY,
@@ -85,13 +88,10 @@ def started_by(long_name: str) -> str | None:
 
 def parse_shapes(text: str) -> list[tuple[str, int]]:
     """Element type and number of elements of every array in a shape or a tuple of shapes."""
-    shapes = []
-    for dtype, sizes in _SHAPE.findall(text[:_LONGEST]):
-        elements = 1
-        for size in re.findall(r"\d+", sizes):
-            elements *= int(size)
-        shapes.append((dtype, min(elements, _MOST_ELEMENTS)))
-    return shapes
+    return [
+        (dtype, min(prod(map(int, re.findall(r"\d+", sizes))), _MOST_ELEMENTS))
+        for dtype, sizes in _SHAPE.findall(text[:_LONGEST])
+    ]
 
 
 def result_shapes(long_name: str) -> list[tuple[str, int]]:
@@ -177,20 +177,6 @@ _LONGEST_TEXT = 1 << 14
 _LATEST_PS = 1 << 70
 
 
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    pid: int | str | float | None = None
-    tid: int | str | float | None = None
-    name: str | None = None
-    ts: msgspec.Raw = msgspec.Raw()
-    dur: msgspec.Raw = msgspec.Raw()
-    args: msgspec.Raw = msgspec.Raw()
-
-
-_EVENTS = msgspec.json.Decoder(list[_Event])
-_ONE_EVENT = msgspec.json.Decoder(_Event)
-
-
 class _Row(NamedTuple):
     line: tuple[str, str]
     name: str
@@ -217,84 +203,67 @@ def sniff(head: bytes, path: Path) -> bool:
 def read(path: Path) -> list[Timeline]:
     """One unfinished timeline per device; rows of the host go with the first. A file without devices gives one."""
     collected = _Collector(path)
-    collected.read()
+    collected.collect()
     return collected.timelines()
 
 
-def _decode_event(text: bytes) -> _Event | None:
-    try:
-        return _ONE_EVENT.decode(text)
-    except UNREADABLE:
-        return None
-
-
-class _Collector:
+class _Collector(EventReader):
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.repairs: dict[str, int] = defaultdict(int)
+        super().__init__(path)
         self.processes: dict[str, str] = {}
         self.lines: dict[tuple[str, str], str] = {}
         self.rows: list[_Row] = []
-        self._first_damage: int | None = None
 
-    def read(self) -> None:
-        text = ChromeText(Source(self.path))
-        for piece in text.pieces():
-            for event in decode_events(piece, _EVENTS, _decode_event, self._damage):
-                self._take(event)
-        if text.cut_short:
-            self.repairs[ends_early(text.cut_short)] += 1
-        if self._first_damage is not None:
-            self.repairs[first_damage(self._first_damage)] = 1
+    def collect(self) -> None:
+        self.count_damage(self.read())
         if not self.rows:
+            damage = "" if self.first_damage is None else f": the first damage is at byte {self.first_damage}"
             raise BadInputError(
                 "holds no event that could be read",
                 hint="record it again; the profiler's viewer reads files named *.trace.json.gz",
-                where=str(self.path)
-                if self._first_damage is None
-                else f"{self.path}: the first damage is at byte {self._first_damage}",
+                where=f"{self.path}{damage}",
             )
 
-    def _damage(self, what: str, offset: int) -> None:
-        self.repairs[what] += 1
-        if self._first_damage is None:
-            self._first_damage = offset
+    def loosen(self, loose: dict[str, Any]) -> Event | None:
+        """Fields of wrong types make an event unreadable here."""
+        return None
 
-    def _take(self, event: _Event) -> None:
+    def add(self, event: Event) -> None:
         line = (identity_of(event.pid), identity_of(event.tid))
         if event.ph == "M":
             self._take_name(event, line)
             return
-        if event.ph not in ("X", "i", "I"):
-            return  # flows and counters; the list of the viewer ends with an empty event
+        is_last = event.name is None and not bytes(event.ts)  # the list of the viewer ends with an empty event
+        if event.ph not in ("X", "i", "I") or is_last:
+            return  # flows and counters
         start_ps, duration_ps = parse_picoseconds(bytes(event.ts)), parse_picoseconds(bytes(event.dur))
         if start_ps is None:
-            self.repairs["events without a usable time were left out"] += 1
+            self.builder.count_repair("events without a usable time were left out")
             return
         if duration_ps is None or duration_ps < 0:
             if event.ph == "X" and bytes(event.dur):
-                self.repairs["events without a usable duration were read as instants"] += 1
+                self.builder.count_repair("events without a usable duration were read as instants")
             duration_ps = 0
         name = (event.name or "")[:_LONGEST_TEXT]
         # Both ends are cut down to nanoseconds, so that neighbours do not overlap by rounding.
         start_ns, end_ns = start_ps // 1000, (start_ps + duration_ps) // 1000
-        self.rows.append(_Row(line, name, start_ns, end_ns, self._arguments(event), event.ph != "X"))
+        self.rows.append(_Row(line, name, start_ns, end_ns, self._decoded(event), event.ph != "X"))
 
-    def _arguments(self, event: _Event) -> dict[str, Any]:
+    def _decoded(self, event: Event) -> dict[str, Any]:
         text = bytes(event.args)
         if len(text) <= 2:
             return {}
         try:
             decoded = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             decoded = None
         if isinstance(decoded, dict):
             return decoded
-        self.repairs["arguments that are no JSON object were left out"] += 1
+        self.builder.count_repair("arguments that are no JSON object were left out")
         return {}
 
-    def _take_name(self, event: _Event, line: tuple[str, str]) -> None:
-        given = self._arguments(event).get("name")
+    def _take_name(self, event: Event, line: tuple[str, str]) -> None:
+        given = self._decoded(event).get("name")
         if isinstance(given, str) and event.name == "process_name":
             self.processes[line[0]] = given[:_LONGEST_TEXT]
         elif isinstance(given, str) and event.name == "thread_name":
@@ -330,7 +299,7 @@ class _DeviceBuilder:
         self.collected = collected
         self.device = device
         self.builder = TimelineBuilder()
-        self.builder.repairs.update(collected.repairs)
+        self.builder.repairs.update(collected.builder.repairs)
         self.joined = 0
         self.steps: list[Span] = []
         self.step_marker = "none"
@@ -361,14 +330,9 @@ class _DeviceBuilder:
         self._find_steps(rows)
 
     def _annotate(self, row: _Row) -> None:
-        self.builder.add(
-            INSTANT if row.instant else DEVICE_ANNOTATION,
-            row.name,
-            row.start_ns,
-            row.end_ns,
-            device=self.device.number,
-            stream=_number(row.line[1]),
-        )
+        kind = INSTANT if row.instant else DEVICE_ANNOTATION
+        place: dict[str, Any] = {"device": self.device.number, "stream": _number(row.line[1])}
+        self.builder.add(kind, row.name, row.start_ns, row.end_ns, **place)
 
     def _add_operation(self, row: _Row) -> None:
         category = _text(row.args, "hlo_category")
@@ -523,19 +487,11 @@ def _longest_module(rows: list[_Row]) -> tuple[list[_Row], str]:
 
 def parse_picoseconds(text: bytes) -> int | None:
     """Decimal microseconds, from their digits; None where it is no number."""
-    text = text.strip(b'"')
-    whole, _, fraction = text.partition(b".")
-    if not text or len(text) > 64:
-        return None
     try:
-        if b"e" in text or b"E" in text:
-            value = round(float(text) * 1_000_000)
-        else:
-            pico = int(fraction[:6].ljust(6, b"0")) if fraction else 0
-            value = int(whole or b"0") * 1_000_000 + (-pico if whole.startswith(b"-") else pico)
-    except (ValueError, OverflowError):
+        value = Decimal(text.strip(b'"').decode("ascii")) * 1_000_000
+        return int(value) if abs(value) < _LATEST_PS else None
+    except (ArithmeticError, ValueError):
         return None
-    return value if abs(value) < _LATEST_PS else None
 
 
 def _text(args: dict[str, Any], key: str) -> str:

@@ -8,7 +8,9 @@ is not listed here is not called with whole numbers that nobody has recorded.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 from stepscope.formats.tensors import SchemaArgument
@@ -49,13 +51,9 @@ def _number(name: str) -> Bound:
     return lambda named: named[name] if isinstance(named.get(name), int) else None
 
 
-def _plane(name: str) -> Bound:
-    """Places of a picture: its last two dimensions."""
-    return lambda named: math.prod(named[name].size[-2:]) if isinstance(named.get(name), TracedTensor) else None
-
-
-def _elements(name: str) -> Bound:
-    return lambda named: math.prod(named[name].size) if isinstance(named.get(name), TracedTensor) else None
+def _elements(name: str, last: int = 0) -> Bound:
+    """Of a tensor, or of its last dimensions: two of them are the places of a picture."""
+    return lambda named: math.prod(named[name].size[-last:]) if isinstance(named.get(name), TracedTensor) else None
 
 
 def _each_dimension(named: Named) -> list[int | None]:
@@ -126,34 +124,14 @@ _INDEXED: dict[str, dict[str, Bound]] = {
         "cross_entropy_loss",
         {"target": _size("self", 1)},
     ),
-    "max_pool2d_with_indices_backward": {"indices": _plane("self")},
+    "max_pool2d_with_indices_backward": {"indices": _elements("self", 2)},
 }
 """Operator → input that holds indices → how many there are."""
 
-_STEERED = frozenset({
-    "repeat_interleave", "_pack_padded_sequence", "segment_reduce", "searchsorted", "bucketize",
-})  # fmt: skip
-"""Their whole numbers depend on each other: drawn at random they would be another call, or none at all."""
-
-_PLAIN = frozenset({
-    "add", "sub", "mul", "div", "floor_divide", "true_divide", "remainder", "fmod", "neg", "abs", "sign", "pow",
-    "square", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "eq", "ne", "lt", "le", "gt", "ge",
-    "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not",
-    "bitwise_xor", "where", "masked_fill", "masked_select", "nonzero", "copy", "_to_copy", "to", "clone",
-    "contiguous", "fill", "zero", "zeros_like", "ones_like", "full_like", "empty_like", "sum", "cumsum", "cumprod",
-    "prod", "mean", "max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "any", "all", "sort", "argsort",
-    "topk", "cat", "stack", "pad", "constant_pad_nd", "flip", "roll", "tril", "triu", "arange", "linspace", "expand",
-    "repeat", "tile", "unique", "_unique2", "unique_consecutive", "isin", "equal", "item", "_local_scalar_dense",
-    "is_nonzero", "random", "detach", "view", "reshape", "slice", "select", "t", "transpose", "permute", "unsqueeze",
-    "squeeze", "_foreach_add", "_foreach_copy", "_foreach_zero", "_foreach_mul", "_fused_adam", "_fused_adamw",
-    "_fused_sgd", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward", "_flash_attention_forward",
-    "_flash_attention_backward", "_efficient_attention_forward", "_efficient_attention_backward",
-    "_cudnn_attention_forward", "_cudnn_attention_backward", "native_dropout", "native_dropout_backward",
-    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "cudnn_batch_norm_backward",
-})  # fmt: skip
-"""Operators to which whole numbers are numbers like others: any will do."""
+_WHOLE_NUMBERS: dict[str, list[str]] = tomllib.loads(
+    resources.files(__package__).joinpath("whole_numbers.toml").read_text(encoding="utf-8")
+)
+"""Operators by what their whole numbers mean."""
 
 
 def find_bounds(call: BoundCall) -> dict[str, Any]:
@@ -166,11 +144,11 @@ def find_bounds(call: BoundCall) -> dict[str, Any]:
 def require_any_will_do(call: BoundCall, name: str) -> None:
     """Raises CannotRebuildError where the whole numbers in an input without bounds matter."""
     is_index = name in _INDEXED.get(call.name, {})
-    if is_index or call.name in _STEERED:
+    if is_index or call.name in _WHOLE_NUMBERS["related"]:
         raise CannotRebuildError(
             f"the whole numbers in {name} steer what it does, and were not recorded: record with --ranges"
         )
-    if call.name not in _INDEXED and call.name not in _PLAIN:
+    if call.name not in _INDEXED and call.name not in _WHOLE_NUMBERS["any"]:
         raise CannotRebuildError(f"nothing tells which whole numbers {name} may hold: record with --ranges")
 
 

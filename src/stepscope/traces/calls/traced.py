@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from stepscope.core.dtypes import DTYPE_BYTES, dtype_name
-from stepscope.formats.tensors import Opaque, Schema, SchemaArgument, Tensor, Undefined
+from stepscope.formats.tensors import Opaque, Schema, SchemaArgument, Tensor, Undefined, flatten
 
 
 class CannotRebuildError(Exception):
@@ -55,7 +55,7 @@ class BoundCall(NamedTuple):
 
     def tensors(self) -> Iterator[TracedTensor]:
         """All of them, those inside lists included."""
-        return flatten_tensors([value for _, value in self.arguments])
+        return flatten((value for _, value in self.arguments), TracedTensor)
 
 
 def read_timeline_inputs(
@@ -123,15 +123,10 @@ def _fits(argument: SchemaArgument, value: Traced) -> bool:
     return not is_list and _element_fits(kind, value)
 
 
-_NUMBERS = {
-    "bool": (bool,),
-    "int": (int,),
-    "SymInt": (int,),
+_NUMBERS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("int", "SymInt", "ScalarType", "Layout", "MemoryFormat"), (int,)),
     "float": (int, float),
-    "Scalar": (bool, int, float),
-    "ScalarType": (int,),
-    "Layout": (int,),
-    "MemoryFormat": (int,),
+    "Scalar": (int, float),
 }
 
 
@@ -203,11 +198,3 @@ def _read_default(argument: SchemaArgument) -> Traced:
     except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, bool | int | float | str | list) else None
-
-
-def flatten_tensors(values: Sequence[Traced]) -> Iterator[TracedTensor]:
-    for value in values:
-        if isinstance(value, TracedTensor):
-            yield value
-        elif isinstance(value, list):
-            yield from flatten_tensors(value)

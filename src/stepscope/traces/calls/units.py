@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.core.lazy_torch import torch
 from stepscope.formats.classify import COMMUNICATION as COMMUNICATES
 from stepscope.formats.classify import does_no_work
+from stepscope.formats.nesting import nearest
 from stepscope.formats.timeline import COPY, DEVICE_KINDS, KERNEL, MISSING, OPERATOR, Timeline
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def find_units(timeline: Timeline) -> Units:
         inside = np.ones(len(timeline), bool)
     devices = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS) & inside)
     operators = _find_operators(timeline)
-    above = _climb(operators, core["parent"].astype(np.int64), core["parent"].astype(np.int64))
+    parent = core["parent"].astype(np.int64)
+    above = nearest(parent, parent, operators)
     if len(devices):
         return _device_units(timeline, devices, operators, above)
     return _host_units(timeline, np.flatnonzero(operators & inside), above)
@@ -67,17 +69,6 @@ def _find_operators(timeline: Timeline) -> Integers:
     return found
 
 
-def _climb(wanted: Integers, parent: Integers, rows: Integers) -> Integers:
-    """For each row itself, or the nearest row around it, that is wanted; −1 where there is none."""
-    here: Integers = rows.astype(np.int64)
-    while True:
-        moving = here >= 0
-        moving[moving] = ~wanted[here[moving]]
-        if not moving.any():
-            return here
-        here[moving] = parent[here[moving]]
-
-
 def _outermost(chosen: Integers, above: Integers, rows: Integers) -> Integers:
     """For each row the outermost chosen operator around it, itself included."""
     top, here = rows.copy(), above[rows]
@@ -88,11 +79,10 @@ def _outermost(chosen: Integers, above: Integers, rows: Integers) -> Integers:
 
 
 def _device_units(timeline: Timeline, devices: Integers, operators: Integers, above: Integers) -> Units:
-
     core = timeline.core
     spent = (core["end_ns"][devices] - core["start_ns"][devices]).astype(np.int64)
     parent = core["parent"].astype(np.int64)
-    owner = _climb(operators, parent, parent[devices])
+    owner = nearest(parent[devices], parent, operators)
     communicates = (core["category"][devices] == COMMUNICATES) & (core["kind"][devices] == KERNEL)
     left_ns = {
         COMMUNICATION: int(spent[communicates].sum()),
@@ -189,8 +179,7 @@ def group_calls(timeline: Timeline, rows: Integers) -> Integers:
         return np.zeros(0, np.int64)
     columns = [timeline.column(name)[rows] for name in ("name", "shapes", "types", "strides", "values")]
     _, group = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    found: Integers = group.ravel()
-    return found
+    return group.ravel()
 
 
 def is_recorded(timeline: Timeline, row: int) -> bool:

@@ -7,25 +7,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from stepscope.core.errors import StepscopeError
 from stepscope.traces.recording.evidence import (
-    Overhead,
-    ProfilerSettings,
     RankRecording,
     Recording,
-    RecordSettings,
     StepMarker,
-    is_recording,
     make_settings,
-    read_recording,
     write_rank,
     write_recording,
 )
-from stepscope.traces.recording.recorder import Recorder, RecordingFailedError, describe_lack, require_new
+from stepscope.traces.recording.recorder import Recorder, describe_lack, require_new
 
 if TYPE_CHECKING:
     import torch
@@ -42,19 +37,12 @@ class Marks:
         self._ended = ended
         self._has_explicit = False
 
-    def explicit(self) -> None:
-        """From the program's own marks on, its optimizers say nothing: one step would count twice."""
-        self._has_explicit = True
-        if self._wanted in ("auto", "mark"):
-            self._ended("mark")
-
-    def optimizer(self) -> None:
-        if self._wanted == "optimizer" or (self._wanted == "auto" and not self._has_explicit):
-            self._ended("optimizer")
-
-    def forward(self) -> None:
-        if self._wanted == "forward":
-            self._ended("forward")
+    def end(self, marker: Literal["mark", "optimizer", "forward"]) -> None:
+        """A step ended by this. From the program's own marks on, its optimizers say nothing: it would count twice."""
+        self._has_explicit |= marker == "mark"
+        is_silent = marker == "forward" or (marker == "optimizer" and self._has_explicit)
+        if self._wanted == marker or (self._wanted == "auto" and not is_silent):
+            self._ended(marker)
 
 
 class OptimizerCycle:
@@ -140,15 +128,15 @@ def install(wanted: StepMarker, ended: Callable[[str], None]) -> None:
     marks = Marks(wanted, ended)
     _marks[:] = [marks]
     if wanted in ("auto", "optimizer"):
-        watch_optimizers(marks.optimizer)
+        watch_optimizers(functools.partial(marks.end, "optimizer"))
     if wanted == "forward":
-        watch_outermost_module(marks.forward)
+        watch_outermost_module(functools.partial(marks.end, "forward"))
 
 
 def mark_explicitly(recorder: Recorder) -> None:
     """`stepscope.step()`: through the marks where a program is watched, else straight to the recorder."""
     if _marks:
-        _marks[0].explicit()
+        _marks[0].end("mark")
     else:
         recorder.step()
 
@@ -160,8 +148,9 @@ _current: list[Recorder] = []
 class Record:
     """What `record` hands out. After the block, `recording` is what was written."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, end_step: Callable[[], None]) -> None:
         self._recorder = recorder
+        self._end_step = end_step
         self.recording: Recording | None = None
 
     @property
@@ -171,7 +160,7 @@ class Record:
 
     def step(self) -> None:
         """A step has ended."""
-        self._recorder.step()
+        self._end_step()
 
 
 def current_recorder() -> Recorder | None:
@@ -188,10 +177,8 @@ def step() -> None:
     >>> stepscope.step()
     """
     recorder = current_recorder()
-    if recorder is None:
-        return
-
-    mark_explicitly(recorder)
+    if recorder is not None:
+        mark_explicitly(recorder)
 
 
 @contextmanager
@@ -243,7 +230,7 @@ def record(
     running = current_recorder()
     if running is not None:
         # Under `stepscope trace record`: that recording goes on, and this block's steps are its steps.
-        yield Record(_Explicit(running))
+        yield Record(running, functools.partial(mark_explicitly, running))
         return
     settings = make_settings(
         steps=steps, warmup=warmup, unprofiled=unprofiled, profiler_warmup=profiler_warmup, settle=settle,
@@ -253,7 +240,7 @@ def record(
     folder = Path(out)
     require_new(folder, overwrite=overwrite)
     recorder = Recorder(settings, folder, overwrite=overwrite)
-    handed_out = Record(recorder)
+    handed_out = Record(recorder, recorder.step)
     set_current(recorder)
     try:
         recorder.begin()
@@ -273,22 +260,6 @@ def _finish(recorder: Recorder, *, link: bool) -> Recording:
     return write_recording(recorder.out, command=sys.argv, settings=recorder.settings)
 
 
-class _Explicit(Recorder):
-    """Hands its steps to a recorder that was there before."""
-
-    def __init__(self, running: Recorder) -> None:
-        super().__init__(running.settings, running.out)
-        self._running = running
-
-    @property
-    def is_done(self) -> bool:
-        return self._running.is_done
-
-    def step(self) -> None:
-
-        mark_explicitly(self._running)
-
-
 def with_link(folder: Path, record: RankRecording) -> RankRecording:
     """The record with what was joined; with a notice where that could not be tried. Needs numpy."""
     if record.kineto is None or record.et is None:
@@ -305,21 +276,3 @@ def with_link(folder: Path, record: RankRecording) -> RankRecording:
         notices = [*record.notices, f"the two traces were not linked: {error}"]
         return msgspec.structs.replace(record, notices=notices)
     return msgspec.structs.replace(record, linked=summary)
-
-
-__all__ = [
-    "Overhead",
-    "ProfilerSettings",
-    "RankRecording",
-    "Record",
-    "RecordSettings",
-    "Recorder",
-    "Recording",
-    "RecordingFailedError",
-    "ignoring_marks",
-    "is_recording",
-    "make_settings",
-    "read_recording",
-    "record",
-    "step",
-]

@@ -38,14 +38,8 @@ class ProfilerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        words = {
-            "shapes": "shapes",
-            "stacks": "stacks",
-            "memory": "memory",
-            "et": "execution trace",
-            "ranges": "ranges",
-        }
-        return ", ".join(["timeline", *(word for name, word in words.items() if getattr(self, name))])
+        wanted = [name for name in ProfilerSettings.__struct_fields__ if getattr(self, name)]
+        return ", ".join(["timeline", *("execution trace" if name == "et" else name for name in wanted)])
 
 
 class RecordSettings(ProfilerSettings, frozen=True, kw_only=True):
@@ -120,39 +114,33 @@ class Stage(NamedTuple):
 
 def make_stages(settings: RecordSettings) -> list[Stage]:
     """Stages without steps are left out."""
+
+    def profiled(when: When, profiler: ProfilerSettings) -> list[Stage]:
+        return [
+            Stage("prepared", settings.profiler_warmup, when, profiler),
+            Stage("profiled", settings.steps, when, profiler),
+        ]
+
     chosen = settings.profiler
     stages = [
         Stage("alone", settings.warmup, "before"),
         Stage("timed", settings.unprofiled, "before"),
-        Stage("prepared", settings.profiler_warmup, "recorded", chosen),
-        Stage("profiled", settings.steps, "recorded", chosen),
+        *profiled("recorded", chosen),
         Stage("alone", settings.settle, "after"),
         Stage("timed", settings.unprofiled, "after"),
     ]
     if settings.lean:
-        stages += [
-            Stage("prepared", settings.profiler_warmup, "lean", LEAN),
-            Stage("profiled", settings.steps, "lean", LEAN),
-        ]
+        stages += profiled("lean", LEAN)
     if settings.overheads:
         for other in make_variants(chosen, *([LEAN] if settings.lean else [])):
-            stages += [
-                Stage("prepared", settings.profiler_warmup, "variant", other),
-                Stage("profiled", settings.steps, "variant", other),
-            ]
+            stages += profiled("variant", other)
     return [stage for stage in stages if stage.steps]
 
 
 def make_variants(*chosen: ProfilerSettings) -> list[ProfilerSettings]:
     """From the cheapest on, each with one thing more; those that are `chosen` are timed while they record."""
-    variants = [
-        LEAN,
-        msgspec.structs.replace(LEAN, shapes=True),
-        msgspec.structs.replace(LEAN, et=True),
-        msgspec.structs.replace(LEAN, shapes=True, et=True),
-        msgspec.structs.replace(LEAN, memory=True),
-        msgspec.structs.replace(LEAN, stacks=True),
-    ]
+    added = ((), ("shapes",), ("et",), ("shapes", "et"), ("memory",), ("stacks",))
+    variants = [msgspec.structs.replace(LEAN, **dict.fromkeys(names, True)) for names in added]
     return [one for one in variants if one not in chosen]
 
 

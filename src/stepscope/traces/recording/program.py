@@ -19,7 +19,7 @@ import msgspec
 
 from stepscope.core.errors import StepscopeError, UsageError, first_line
 from stepscope.core.files import write_file_atomically
-from stepscope.traces.recording import install, set_current
+from stepscope.traces.recording import install, set_current, with_link
 from stepscope.traces.recording.evidence import (
     FOLDERS,
     Recording,
@@ -185,8 +185,6 @@ def record_program(
         return RecordedProgram(exit_code, None, lack)
     shutil.rmtree(out / PROCESSES_FOLDER, ignore_errors=True)
     if link:
-        from stepscope.traces.recording import with_link
-
         for one in ranks:
             write_rank(out, with_link(out, one))
     recording = write_recording(out, command=command, settings=settings, exit_code=exit_code)
@@ -230,9 +228,8 @@ def _clear(out: Path, *, overwrite: bool) -> None:
 
 def _explain_lack(out: Path, settings: RecordSettings, command: Sequence[str]) -> StepscopeError:
     """From what the processes said when they ended."""
-    found = []
-    for path in sorted((out / PROCESSES_FOLDER).glob("*.json")):
-        found.append(msgspec.json.decode(path.read_bytes(), type=SeenProcess))
+    files = sorted((out / PROCESSES_FOLDER).glob("*.json"))
+    found = [msgspec.json.decode(path.read_bytes(), type=SeenProcess) for path in files]
     notices = [notice for one in found for notice in one.notices]
     words = " ".join(command)
     if notices:

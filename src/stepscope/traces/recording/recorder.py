@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stepscope._version import __version__
 from stepscope.core.errors import StepscopeError, UsageError, first_line
@@ -21,7 +21,6 @@ from stepscope.traces.recording.evidence import (
     LEAN_FOLDER,
     ProfilerSettings,
     RankRecording,
-    RecordedFile,
     RecordSettings,
     Stage,
     StageTimes,
@@ -152,7 +151,8 @@ class Recorder:
         self.recorded_steps: list[int] = []
         self.times: list[StageTimes] = []
         self.notices: list[str] = []
-        self._files: dict[str, RecordedFile] = {}
+        self._files: dict[str, Any] = {}
+        """What was recorded, by its folder: the fields of a rank's record are called as these are."""
         self._resources: str | None = None
         self._status: Status = "nothing"
         self._is_closed = False
@@ -250,15 +250,15 @@ class Recorder:
     def _leave(self, stage: Stage) -> None:
         """A stage is complete."""
         if stage.kind in ("timed", "profiled"):
-            self._keep_times(stage)
+            self._synchronize()
+            self._keep_times(stage, self._clock())
         if stage.kind == "profiled":
             self._stop(stage, "recorded")
         if self._status != "nothing" and stage.kind in ("timed", "profiled"):
             self._write()
 
-    def _keep_times(self, stage: Stage) -> None:
-        self._synchronize()
-        total_s = self._clock() - self._start_s
+    def _keep_times(self, stage: Stage, end_s: float) -> None:
+        total_s = end_s - self._start_s
         self.times.append(
             StageTimes(when=stage.when, profiler=stage.profiler, total_s=total_s, intervals_s=list(self._intervals))
         )
@@ -347,10 +347,7 @@ class Recorder:
             return
         if self._intervals:
             # Without the unfinished step: up to the last mark, on the host alone.
-            total_s = self._last_s - self._start_s
-            self.times.append(
-                StageTimes(when=stage.when, profiler=stage.profiler, total_s=total_s, intervals_s=list(self._intervals))
-            )
+            self._keep_times(stage, self._last_s)
         self.notices.append(
             f"the program ended after {len(self._intervals)} of {stage.steps} recorded steps; "
             f"step {self.steps_seen} is in the trace as far as it came"
@@ -361,9 +358,7 @@ class Recorder:
         """What there is so far."""
         place = self._place or find_place()
         return RankRecording(
-            rank=place.rank,
-            world_size=place.world_size,
-            local_rank=place.local_rank,
+            **place._asdict(),
             host=socket.gethostname(),
             pid=os.getpid(),
             device=_name_device(),
@@ -373,9 +368,7 @@ class Recorder:
             steps_seen=self.steps_seen,
             recorded_steps=self.recorded_steps,
             times=self.times,
-            kineto=self._files.get(KINETO_FOLDER),
-            et=self._files.get(ET_FOLDER),
-            lean=self._files.get(LEAN_FOLDER),
+            **self._files,
             resources=self._resources,
             notices=self.notices,
             system=self._find_system(place),

@@ -20,8 +20,8 @@ from stepscope.core.errors import BadInputError
 from stepscope.formats.machine_code import is_made
 from stepscope.formats.readers import TraceFormat
 from stepscope.formats.readers.kineto.scanner import scan_kineto
-from stepscope.formats.readers.kineto.text import UNREADABLE, ChromeText, read_records
-from stepscope.formats.readers.kineto.tolerant import EventReader, read_kineto
+from stepscope.formats.readers.kineto.text import UNREADABLE, read_records
+from stepscope.formats.readers.kineto.tolerant import Event, EventReader, read_kineto
 from stepscope.formats.source import Source, cache_folders, is_packed, rank_in_name
 from stepscope.formats.timeline import Timeline
 
@@ -127,7 +127,7 @@ class _Router(EventReader):
             for number, device in rank.devices:
                 self._owners[number] = _Owner(place, device if device >= 0 else str(number))
 
-    def add(self, event: Any) -> None:
+    def add(self, event: Event) -> None:
         owner = self._owners.get(event.pid)
         if owner is not None:
             event.pid = owner.process
@@ -142,10 +142,8 @@ def _is_merged(head: bytes, path: Path) -> bool:
 def _read_merged(path: Path) -> list[Timeline]:
     """Taken apart: one unfinished timeline per rank, in the order in which they were written."""
     ranks = _read_ranks(path)
-    text = ChromeText(Source(path))
     router = _Router(path, ranks)
-    for piece in text.pieces():
-        router.read_piece(piece)
+    text = router.read()
     whole = text.header
     timelines = []
     for rank, reader in zip(ranks, router.readers, strict=True):

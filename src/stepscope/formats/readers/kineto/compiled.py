@@ -70,26 +70,35 @@ from stepscope.formats.readers.kineto.scanner import (
     NAME,
     PH,
     PID,
+    REAL,
+    THREAD_LIMIT,
+    THREAD_SLOT_COUNT,
     TID,
     TS,
+    WHOLE,
+    WORDS,
     Field,
 )
-from stepscope.formats.readers.kineto.tolerant import MEMORY_EVENT
+from stepscope.formats.readers.kineto.tolerant import MEMORY_EVENT, NO_STREAM
 from stepscope.formats.timeline import DEVICE_ANNOTATION, DEVICE_KINDS, INSTANT, KERNEL, MEMORY, SET, SYNC
 
 (
     ROWS, TEXTS, POOL_USED, THREADS, ODD, LOOKED, KEY_SLOTS, KEY_MASK, KEY_BYTES, KEY_BEGIN, KEY_COLUMN, KEY_FORM,
     CATEGORY_SLOTS, CATEGORY_MASK, CATEGORY_BYTES, CATEGORY_BEGIN, CATEGORY_KIND, LITERALS, LITERAL_SIZE,
-    LITERAL_KEY, START_OF_RECORD, SLOTS, SLOT_MASK, POOL, BOUNDS, ESCAPED, THREAD_SLOTS, THREAD_MASK, THREAD_CODES,
-    THREAD_LIMIT, TABLE, WIDTH, FLOATS, FLOAT_WIDTH, ODD_LIST, WRITTEN, START_AT, END_AT, KIND_AT, NAME_AT,
-    THREAD_AT, DEVICE_AT, STREAM_AT, ARGUMENTS_AT, WAIT_STREAM_AT,
+    LITERAL_KEY, SLOTS, SLOT_MASK, POOL, BOUNDS, ESCAPED, THREAD_SLOTS, THREAD_CODES, TABLE, FLOATS, ODD_LIST, WRITTEN,
 ) = (8 * int(field) for field in Field)  # fmt: skip
 """Bytes from the beginning of the workspace, in the order of `Field`."""
+WIDTH, FLOAT_WIDTH, THREAD_MASK = len(WHOLE), len(REAL), THREAD_SLOT_COUNT - 1
+START_AT, END_AT, KIND_AT, NAME_AT, THREAD_AT, DEVICE_AT, STREAM_AT, ARGUMENTS_AT, WAIT_STREAM_AT = (
+    8 * WHOLE.index(name)
+    for name in ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream", "arguments", "wait_stream")
+)
+"""Bytes from the beginning of a row."""
 
-_NO_STREAM = 4294967295
 _FIRST_DEVICE_KIND, _LAST_DEVICE_KIND = min(DEVICE_KINDS), max(DEVICE_KINDS)
 assert tuple(range(KERNEL, SET + 1)) == DEVICE_KINDS
 
+START_OF_RECORD = len(WORDS)
 # Behind START_OF_RECORD: after an unknown key of a record and of its arguments, and at the start of the arguments.
 START_OF_ARGUMENTS = 3
 
@@ -150,7 +159,7 @@ def _learn_key(work: int, place: int, size: int, before: int, in_record: int) ->
         return BROKEN, place
     if byte_at(place) == BRACE_END:
         return END, place + 1
-    first = before == number_at(work + START_OF_RECORD) + (0 if in_record == 1 else START_OF_ARGUMENTS)
+    first = before == START_OF_RECORD + (0 if in_record == 1 else START_OF_ARGUMENTS)
     if not first:
         if byte_at(place) != COMMA:
             return BROKEN, place
@@ -207,7 +216,7 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int, reco
     `row` and `reals` are where this row's numbers are written.
     """
     known = 1
-    before = number_at(work + START_OF_RECORD) + START_OF_ARGUMENTS
+    before = START_OF_RECORD + START_OF_ARGUMENTS
     columns, forms = number_at(work + KEY_COLUMN), number_at(work + KEY_FORM)
     place += 1
     while True:
@@ -218,7 +227,7 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int, reco
             return -1, known
         if key == UNKNOWN_KEY:
             known = 0
-            before = number_at(work + START_OF_RECORD) + 2
+            before = START_OF_RECORD + 2
             place = value_end(place, size)
             if place < 0:
                 return -1, known
@@ -230,7 +239,7 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int, reco
         fresh = True
         if form != FORM_IGNORED:
             # Of two spellings of one argument the first counts, of one key twice the last: that one is given away.
-            note = number_at(work + WRITTEN) + 8 * (column if form != FORM_FLOAT else number_at(work + WIDTH) + column)
+            note = number_at(work + WRITTEN) + 8 * (column if form != FORM_FLOAT else WIDTH + column)
             written = number_at(note)
             if written == 256 * record + key:
                 return -1, known
@@ -282,10 +291,10 @@ def _read_arguments(work: int, place: int, size: int, row: int, reals: int, reco
 
 
 @part
-def _clear(work: int, row: int, reals: int) -> None:
-    for column in range(number_at(work + WIDTH)):
+def _clear(row: int, reals: int) -> None:
+    for column in range(WIDTH):
         put_number(row + 8 * column, -1)
-    for column in range(number_at(work + FLOAT_WIDTH)):
+    for column in range(FLOAT_WIDTH):
         put_real(reals + 8 * column, np.nan)
 
 
@@ -294,7 +303,7 @@ def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_en
     """Number of a thread; −1 where there is no room for one more."""
     pid = _intern(work, pid_begin, pid_end, 0)
     tid = _intern(work, tid_begin, tid_end, 0)
-    slots, mask = number_at(work + THREAD_SLOTS), number_at(work + THREAD_MASK)
+    slots, mask = number_at(work + THREAD_SLOTS), THREAD_MASK
     codes = number_at(work + THREAD_CODES)
     spot = (pid * 7919 + tid * 104729) & mask
     while True:
@@ -305,7 +314,7 @@ def _find_thread(work: int, pid_begin: int, pid_end: int, tid_begin: int, tid_en
             return thread
         spot = (spot + 1) & mask
     thread = number_at(work + THREADS)
-    if thread >= number_at(work + THREAD_LIMIT):
+    if thread >= THREAD_LIMIT:
         return -1
     put_number(codes + 16 * thread, pid)
     put_number(codes + 16 * thread + 8, tid)
@@ -324,8 +333,8 @@ def _has_its_type(key: int, begin: int, end: int) -> bool:
 
 
 @part
-def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid: int, tid_end: int, size: int) -> None:
-    device, stream = row + 8 * number_at(work + DEVICE_AT), row + 8 * number_at(work + STREAM_AT)
+def _place_on_device(row: int, kind: int, pid: int, pid_end: int, tid: int, tid_end: int, size: int) -> None:
+    device, stream = row + DEVICE_AT, row + STREAM_AT
     if number_at(device) == -1:
         number, decimals, end = parse_number(pid, size)
         if end == pid_end and decimals < 0 and 0 <= number < 65536:
@@ -334,12 +343,10 @@ def _place_on_device(work: int, row: int, kind: int, pid: int, pid_end: int, tid
         number, decimals, end = parse_number(tid, size)
         if end == tid_end and decimals < 0:
             put_number(stream, number)
-    if number_at(stream) == _NO_STREAM:
+    if number_at(stream) == NO_STREAM:
         put_number(stream, -1)
-    if number_at(work + WAIT_STREAM_AT) >= 0:
-        wait = row + 8 * number_at(work + WAIT_STREAM_AT)
-        if number_at(wait) == _NO_STREAM:
-            put_number(wait, -1)
+    if number_at(row + WAIT_STREAM_AT) == NO_STREAM:
+        put_number(row + WAIT_STREAM_AT, -1)
 
 
 @part
@@ -349,7 +356,7 @@ def _read_fields(
     """From the opening brace of a record to behind its closing one; whether all that stands there is usual; its phase
     (0: none) and kind (−1: unknown); where its name begins and ends and whether that has escapes; the same of process
     and thread; its time (below the limit where it has none) and duration (−1). Arguments are written into the row."""
-    start_of_record = number_at(work + START_OF_RECORD)
+    start_of_record = START_OF_RECORD
     usual, skip, filled = True, False, False
     phase, kind = 0, -1
     name_begin = name_end = name_escaped = -1
@@ -372,12 +379,12 @@ def _read_fields(
             if byte_at(value) != BRACE:
                 usual = False
                 break
-            _clear(work, row, reals)
+            _clear(row, reals)
             filled = True
             place, known = _read_arguments(work, value, size, row, reals, record)
-            if place >= 0 and known == 0 and number_at(work + ARGUMENTS_AT) >= 0:
+            if place >= 0 and known == 0:
                 code = _intern(work, value, place, ARGUMENTS_TEXT)
-                put_number(row + 8 * number_at(work + ARGUMENTS_AT), code)
+                put_number(row + ARGUMENTS_AT, code)
                 usual = code >= 0
         elif key == TS:
             time_ns, place = parse_time(value, size)
@@ -406,7 +413,7 @@ def _read_fields(
             break
         before = key if key >= 0 else start_of_record + 1
     if usual and not filled and not skip:
-        _clear(work, row, reals)
+        _clear(row, reals)
     name, thread = (name_begin, name_end, name_escaped), (pid_begin, pid_end, tid_begin, tid_end)
     return place, usual, phase, kind, name, thread, (time_ns, duration_ns)
 
@@ -431,24 +438,24 @@ def _finish_row(
     ):
         return False
     if _FIRST_DEVICE_KIND <= kind <= _LAST_DEVICE_KIND or kind in (DEVICE_ANNOTATION, SYNC):
-        _place_on_device(work, row, kind, *thread, size)
+        _place_on_device(row, kind, *thread, size)
     else:
-        put_number(row + 8 * number_at(work + STREAM_AT), -1)
+        put_number(row + STREAM_AT, -1)
         if instant and name_end - name_begin == 8 and word_at(name_begin) == _MEMORY_NAME:
             kind = MEMORY
         else:
-            put_number(row + 8 * number_at(work + DEVICE_AT), -1)
+            put_number(row + DEVICE_AT, -1)
         if not is_whole(thread[0], thread[1], size) or not is_whole(thread[2], thread[3], size):
             return False  # threads with anything but a whole number are few
         number = _find_thread(work, *thread)
-        put_number(row + 8 * number_at(work + THREAD_AT), number)
+        put_number(row + THREAD_AT, number)
         if number < 0:
             return False
     code = _intern(work, name_begin, name_end, name_escaped)
-    put_number(row + 8 * number_at(work + START_AT), time_ns)
-    put_number(row + 8 * number_at(work + END_AT), time_ns if instant else time_ns + duration_ns)
-    put_number(row + 8 * number_at(work + KIND_AT), kind)
-    put_number(row + 8 * number_at(work + NAME_AT), code)
+    put_number(row + START_AT, time_ns)
+    put_number(row + END_AT, time_ns if instant else time_ns + duration_ns)
+    put_number(row + KIND_AT, kind)
+    put_number(row + NAME_AT, code)
     return code >= 0
 
 
@@ -464,8 +471,8 @@ def scan(work: int, begin: int, size: int) -> int:
         if byte_at(place) != BRACE:
             return place
         record, row_number = place, number_at(work + ROWS)
-        row = number_at(work + TABLE) + 8 * row_number * number_at(work + WIDTH)
-        reals = number_at(work + FLOATS) + 8 * row_number * number_at(work + FLOAT_WIDTH)
+        row = number_at(work + TABLE) + 8 * row_number * WIDTH
+        reals = number_at(work + FLOATS) + 8 * row_number * FLOAT_WIDTH
         place, usual, phase, kind, name, thread, times = _read_fields(work, record, size, row, reals)
         if usual and (phase in ARROWS or phase == 77):  # M: only names of threads matter
             usual = name[1] <= name[0] or (is_utf8(name[0], name[1]) and name[2] == 0)

@@ -59,7 +59,6 @@ byte_at: Callable[[int], int] = _reader(_BYTE, types.int64, 1, widen=True)
 word_at: Callable[[int], np.uint64] = _reader(_WORD, types.uint64, 1)
 """Eight bytes from there on as one number, the first lowest."""
 number_at: Callable[[int], int] = _reader(_WORD, types.int64, 8)
-real_at: Callable[[int], float] = _reader(_REAL, types.float64, 8)
 put_byte: Callable[[int, int], None] = _writer(_BYTE, types.int64, narrow=True)
 put_number: Callable[[int, int], None] = _writer(_WORD, types.int64)
 put_real: Callable[[int, float], None] = _writer(_REAL, types.float64)
@@ -399,7 +398,6 @@ def parse_time(begin: int, size: int) -> tuple[int, int]:
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-_NOTHING = np.uint64(0)
 UNKNOWN_KEY = -1
 
 

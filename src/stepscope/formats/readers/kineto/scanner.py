@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Iterable, Mapping
-from enum import IntEnum, auto
+from enum import IntEnum
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,64 +24,31 @@ from stepscope.formats.readers.kineto.tolerant import (
     finish_kineto,
 )
 from stepscope.formats.source import PIECE_BYTES, Source
-from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline
+from stepscope.formats.timeline import COLUMN, COLUMNS, MISSING, Array, Block, Integers, Thread, Timeline, make_blocks
 
-
-class Field(IntEnum):
-    """What stands where in the workspace."""
-
-    ROWS = 0
-    TEXTS = auto()
-    POOL_USED = auto()
-    THREADS = auto()
-    ODD = auto()
-    LOOKED = auto()
-    # known keys; slots hold numbers + 1
-    KEY_SLOTS = auto()
-    KEY_MASK = auto()
-    KEY_BYTES = auto()
-    KEY_BEGIN = auto()
-    KEY_COLUMN = auto()
-    KEY_FORM = auto()
-    CATEGORY_SLOTS = auto()
-    CATEGORY_MASK = auto()
-    CATEGORY_BYTES = auto()
-    CATEGORY_BEGIN = auto()
-    CATEGORY_KIND = auto()
+Field = IntEnum(
+    "Field",
+    # what was read so far, and how far
+    "ROWS TEXTS POOL_USED THREADS ODD LOOKED "
+    # known keys and categories; slots hold numbers + 1
+    "KEY_SLOTS KEY_MASK KEY_BYTES KEY_BEGIN KEY_COLUMN KEY_FORM "
+    "CATEGORY_SLOTS CATEGORY_MASK CATEGORY_BYTES CATEGORY_BEGIN CATEGORY_KIND "
     # what followed each key lately
-    LITERALS = auto()
-    LITERAL_SIZE = auto()
-    LITERAL_KEY = auto()
-    START_OF_RECORD = auto()
+    "LITERALS LITERAL_SIZE LITERAL_KEY "
     # growing text pool
-    SLOTS = auto()
-    SLOT_MASK = auto()
-    POOL = auto()
-    BOUNDS = auto()
-    ESCAPED = auto()
+    "SLOTS SLOT_MASK POOL BOUNDS ESCAPED "
     # threads
-    THREAD_SLOTS = auto()
-    THREAD_MASK = auto()
-    THREAD_CODES = auto()
-    THREAD_LIMIT = auto()
+    "THREAD_SLOTS THREAD_CODES "
     # output
-    TABLE = auto()
-    WIDTH = auto()
-    FLOATS = auto()
-    FLOAT_WIDTH = auto()
-    ODD_LIST = auto()
-    WRITTEN = auto()
-    # columns by number, −1 where not wanted
-    START_AT = auto()
-    END_AT = auto()
-    KIND_AT = auto()
-    NAME_AT = auto()
-    THREAD_AT = auto()
-    DEVICE_AT = auto()
-    STREAM_AT = auto()
-    ARGUMENTS_AT = auto()
-    WAIT_STREAM_AT = auto()
+    "TABLE FLOATS ODD_LIST WRITTEN",
+    start=0,
+)
+"""What stands where in the workspace."""
 
+_FOUND_LATER = ("category", "parent", "step")
+WHOLE = tuple(spec.name for spec in COLUMNS if spec.form != "float" and spec.name not in _FOUND_LATER)
+REAL = tuple(spec.name for spec in COLUMNS if spec.form == "float")
+"""Columns of the two tables that the scanner fills."""
 
 # Forms of columns.
 FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
@@ -90,6 +57,7 @@ FORM_INT, FORM_TEXT, FORM_FLOAT, FORM_IGNORED = range(4)
 RECORD_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp", "s")
 PH, CAT, NAME, PID, TID, TS, DUR, ARGS = range(8)
 FIRST_ARGUMENT = len(RECORD_KEYS)
+WORDS = (*RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN))
 
 # What a text is: a string as it stands or with escapes, a JSON list or object, or arguments whose keys were all read.
 PLAIN_TEXT, ESCAPED_TEXT, JSON_TEXT, ARGUMENTS_TEXT = range(4)
@@ -206,8 +174,7 @@ def _fits(cells: Array) -> bool:
 def mapped(cells: Array, mapping: Integers) -> Array:
     if not len(mapping):
         return cells
-    replaced: Array = np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
-    return replaced
+    return np.where(cells >= 0, mapping[np.maximum(cells, 0)], MISSING)
 
 
 def absent(name: str, rows: int) -> Array:
@@ -221,8 +188,8 @@ _SMALLEST_RECORD = 2
 """`{}`: what the tolerant parser may be given."""
 _SMALLEST_EVENT = 60
 """No record the scanner accepts is shorter: it has seven fields. The compiled loop trusts the table's length."""
-_THREAD_LIMIT = 1 << 14
-_FOUND_LATER = ("category", "parent", "step")
+THREAD_LIMIT = 1 << 14
+THREAD_SLOT_COUNT = 4 * THREAD_LIMIT
 
 
 def scan_kineto(path: Path, *, folder: Path | None = None, piece_bytes: int = PIECE_BYTES) -> Timeline:
@@ -240,21 +207,30 @@ class _Keys:
     """Words the scanner knows, in a small table it can look into."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        hash_text = load("json_text", "hash_text", "ii")
         encoded = [word.encode() for word in words]
         self.bytes = _padded(b"".join(encoded))
         self.begin = np.cumsum([0, *map(len, encoded)])
-        self.slots = np.zeros(1 << (4 * len(encoded)).bit_length(), np.int64)
-        self.mask = len(self.slots) - 1
-        start = self.bytes.ctypes.data
-        for number, (begin, end) in enumerate(zip(self.begin.tolist(), self.begin.tolist()[1:], strict=False)):
-            place = hash_text(start + begin, start + end) & self.mask
-            while self.slots[place]:
-                place = (place + 1) & self.mask
-            self.slots[place] = number + 1
+        count = 1 << (4 * len(encoded)).bit_length()
+        self.slots = _make_slots(count, self.bytes, self.begin, np.zeros(len(encoded), np.int64))
 
     def addresses(self) -> list[int]:
-        return [self.slots.ctypes.data, self.mask, self.bytes.ctypes.data, self.begin.ctypes.data]
+        return [self.slots.ctypes.data, len(self.slots) - 1, self.bytes.ctypes.data, self.begin.ctypes.data]
+
+
+def _make_slots(count: int, content: Array, bounds: Integers, flags: Integers) -> Integers:
+    """Numbers + 1 of texts at the places of their hashes, or behind those that were there before; a power of two of
+    places."""
+    hash_text = load("json_text", "hash_text", "ii")
+    slots = np.zeros(count, np.int64)
+    start = content.ctypes.data
+    for number, (begin, end, flag) in enumerate(
+        zip(bounds.tolist(), bounds[1:].tolist(), flags.tolist(), strict=False)
+    ):
+        place = (hash_text(start + begin, start + end) ^ (flag * 7919)) & (count - 1)
+        while slots[place]:
+            place = (place + 1) & (count - 1)
+        slots[place] = number + 1
+    return slots
 
 
 class _Pool:
@@ -274,15 +250,8 @@ class _Pool:
         self.bounds = _grown(self.bounds, most)
         self.flags = _grown(self.flags, most)
         if len(self.slots) < 2 * most:
-            hash_text = load("json_text", "hash_text", "ii")
-            self.slots = np.zeros(1 << (2 * most).bit_length(), np.int64)
-            start, mask = self.bytes.ctypes.data, len(self.slots) - 1
-            for code in range(texts):
-                begin, end = int(self.bounds[code]), int(self.bounds[code + 1])
-                spot = (hash_text(start + begin, start + end) ^ (int(self.flags[code]) * 7919)) & mask
-                while self.slots[spot]:
-                    spot = (spot + 1) & mask
-                self.slots[spot] = code + 1
+            count = 1 << (2 * most).bit_length()
+            self.slots = _make_slots(count, self.bytes, self.bounds[: texts + 1], self.flags[:texts])
 
     def texts(self, count: int) -> list[str]:
         """All of them; the scanner has checked each when it was new."""
@@ -300,17 +269,15 @@ class _Scanner:
     def __init__(self, path: Path, patience: Patience, folder: Path | None) -> None:
         self._patience = patience
         self._tolerant = EventReader(path)
-        self._whole = [spec.name for spec in COLUMNS if spec.form != "float" and spec.name not in _FOUND_LATER]
-        self._real = [spec.name for spec in COLUMNS if spec.form == "float"]
         self._pool = _Pool()
-        self._thread_slots = np.zeros(4 * _THREAD_LIMIT, np.int64)
-        self._thread_codes = np.zeros((_THREAD_LIMIT, 2), np.int64)
+        self._thread_slots = np.zeros(THREAD_SLOT_COUNT, np.int64)
+        self._thread_codes = np.zeros((THREAD_LIMIT, 2), np.int64)
         self._text: bytes | None = None
-        self._table = np.empty((0, len(self._whole)), np.int64)
-        self._floats = np.empty((0, len(self._real)), np.float64)
+        self._table = np.empty((0, len(WHOLE)), np.int64)
+        self._floats = np.empty((0, len(REAL)), np.float64)
         self._odd = np.empty((0, 3), np.int64)
-        self._written = np.zeros(len(self._whole) + len(self._real), np.int64)
-        self._columns = {s.name: Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in self._whole}
+        self._written = np.zeros(len(WHOLE) + len(REAL), np.int64)
+        self._columns = {s.name: Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in WHOLE}
         self._blocks: dict[str, GrowingBlock] = {}
         self._folder = folder
         self._row = 0
@@ -321,15 +288,14 @@ class _Scanner:
 
     def _prepare(self) -> None:
         """Everything in the workspace that stays."""
-        words = [*RECORD_KEYS, *COLUMN_OF_ARGUMENT, *sorted(WITHOUT_COLUMN)]
-        self._keys = _Keys(words)
-        cells = [self._cell_of(word if number >= FIRST_ARGUMENT else "") for number, word in enumerate(words)]
+        self._keys = _Keys(WORDS)
+        cells = [_cell_of(word if number >= FIRST_ARGUMENT else "") for number, word in enumerate(WORDS)]
         kinds = {spelling: kind for cat, kind in KIND_OF_CATEGORY.items() for spelling in (cat, cat.capitalize())}
         # Event records need a word added that only the tolerant parser adds.
         kinds = {cat: kind for cat, kind in kinds.items() if cat.lower() not in ("cuda_event", "trace")}
         self._categories = _Keys(kinds)
         # After each key, at the start of a record and of its arguments, and after an unknown key of either sort.
-        states = len(words) + 4
+        states = len(WORDS) + 4
         self._kept = [
             np.array([column for column, _ in cells]),
             np.array([form for _, form in cells]),
@@ -343,21 +309,8 @@ class _Scanner:
         work = self._work
         work[at.KEY_SLOTS : at.KEY_SLOTS + 6] = [*self._keys.addresses(), *addresses[:2]]
         work[at.CATEGORY_SLOTS : at.CATEGORY_SLOTS + 5] = [*self._categories.addresses(), addresses[2]]
-        work[at.LITERALS : at.LITERALS + 4] = [*addresses[3:], len(words)]
-        work[at.THREAD_SLOTS : at.THREAD_SLOTS + 4] = [
-            self._thread_slots.ctypes.data, len(self._thread_slots) - 1, self._thread_codes.ctypes.data, _THREAD_LIMIT
-        ]  # fmt: skip
-        places = ("start_ns", "end_ns", "kind", "name", "thread", "device", "stream", "arguments", "wait_stream")
-        work[at.START_AT : at.START_AT + 9] = [self._whole.index(name) for name in places]
-
-    def _cell_of(self, word: str) -> tuple[int, int]:
-        """Column and form of an argument."""
-        name = COLUMN_OF_ARGUMENT.get(word)
-        if name in self._whole:
-            return self._whole.index(name), FORM_TEXT if COLUMN[name].form == "text" else FORM_INT
-        if name in self._real:
-            return self._real.index(name), FORM_FLOAT
-        return 0, FORM_IGNORED
+        work[at.LITERALS : at.LITERALS + 3] = addresses[3:]
+        work[at.THREAD_SLOTS : at.THREAD_SLOTS + 2] = [self._thread_slots.ctypes.data, self._thread_codes.ctypes.data]
 
     def read_damaged(self, piece: Piece) -> None:
         self._parse_tolerantly(piece, int(self._work[Field.ROWS]))
@@ -391,8 +344,8 @@ class _Scanner:
         self._text, self._bytes = text, _padded(text)
         events = size // _SMALLEST_EVENT + 2
         if len(self._table) < events:
-            self._table = np.empty((events, len(self._whole)), np.int64)
-            self._floats = np.empty((events, len(self._real)), np.float64)
+            self._table = np.empty((events, len(WHOLE)), np.int64)
+            self._floats = np.empty((events, len(REAL)), np.float64)
             self._odd = np.empty((size // _SMALLEST_RECORD + 2, 3), np.int64)
         work, pool = self._work, self._pool
         pool.make_room(int(work[at.TEXTS]), int(work[at.POOL_USED]), size)
@@ -400,34 +353,20 @@ class _Scanner:
         work[at.SLOTS : at.SLOTS + 5] = [
             pool.slots.ctypes.data, len(pool.slots) - 1, *(a.ctypes.data for a in (pool.bytes, pool.bounds, pool.flags))
         ]  # fmt: skip
-        arrays = (self._floats, self._odd, self._written)
-        floats, odd, written = (array.ctypes.data for array in arrays)
-        work[at.TABLE : at.TABLE + 6] = [
-            self._table.ctypes.data, len(self._whole), floats, len(self._real), odd, written
-        ]  # fmt: skip
+        arrays = (self._table, self._floats, self._odd, self._written)
+        work[at.TABLE : at.TABLE + 4] = [array.ctypes.data for array in arrays]
 
     def _collect(self) -> None:
         """Copy rows out of the scanner's table, each column as narrow as its values allow."""
         rows = int(self._work[Field.ROWS])
         self._work[Field.ROWS] = 0
         table, floats = self._table[:rows], self._floats[:rows]
-        present: dict[str, dict[str, Array]] = {}
-        for number, name in enumerate(self._whole):
-            block = COLUMN[name].block
-            if block is None:
-                self._columns[name].extend(table[:, number])
-            elif (table[:, number] != MISSING).any():
-                present.setdefault(block, {})[name] = table[:, number]
-        for number, name in enumerate(self._real):
-            if not np.isnan(floats[:, number]).all():
-                present.setdefault(COLUMN[name].block or "", {})[name] = floats[:, number]
-        for block, cells_by_name in present.items():
-            has = np.zeros(rows, bool)
-            for name, cells in cells_by_name.items():
-                has |= ~np.isnan(cells) if COLUMN[name].form == "float" else cells != MISSING
-            chosen = np.flatnonzero(has)
-            kept = {name: cells[chosen] for name, cells in cells_by_name.items()}
-            self._blocks.setdefault(block, GrowingBlock(self._folder)).extend(chosen + self._row, kept)
+        columns: dict[str, Array] = {name: table[:, number] for number, name in enumerate(WHOLE)}
+        columns |= {name: floats[:, number] for number, name in enumerate(REAL)}
+        for name, column in self._columns.items():
+            column.extend(columns[name])
+        for name, block in make_blocks(columns).items():
+            self._blocks.setdefault(name, GrowingBlock(self._folder)).extend(block.rows + self._row, block.columns)
         self._row += rows
 
     def finish(self, text: ChromeText) -> Timeline:
@@ -470,6 +409,14 @@ class _Scanner:
             columns = {n: joined.tolerant_cells(n, cells) for n, cells in block.columns.items()}
             blocks[name] = _merged(blocks.get(name), Block(places[block.rows] + block.rows, columns))
         return blocks
+
+
+def _cell_of(word: str) -> tuple[int, int]:
+    """Column and form of an argument."""
+    name = COLUMN_OF_ARGUMENT.get(word)
+    if name in WHOLE:
+        return WHOLE.index(name), FORM_TEXT if COLUMN[name].form == "text" else FORM_INT
+    return (REAL.index(name), FORM_FLOAT) if name in REAL else (0, FORM_IGNORED)
 
 
 class _Joined:

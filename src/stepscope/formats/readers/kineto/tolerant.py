@@ -18,19 +18,17 @@ from stepscope.formats.source import Source, ends_early, first_damage, identity_
 from stepscope.formats.timeline import (
     ANNOTATION,
     COLUMN,
+    COLUMNS,
     COPY,
     COUNTER,
     DEVICE_ANNOTATION,
     DEVICE_KINDS,
     INSTANT,
     KERNEL,
+    KINDS,
     MEMORY,
     MISSING,
-    OPERATOR,
     OTHER,
-    OVERHEAD,
-    PYTHON,
-    RUNTIME,
     SET,
     SYNC,
     TIME_LIMIT_NS,
@@ -38,78 +36,33 @@ from stepscope.formats.timeline import (
     TimelineBuilder,
 )
 
-_CATEGORIES_OF_KIND = {
-    OPERATOR: "cpu_op operator",
-    RUNTIME: "cuda_runtime cuda_driver runtime hip_runtime hip_driver gpu_runtime xpu_runtime xpu_driver "
+CATEGORIES_OF_KIND = {
+    "operator": "cpu_op operator",
+    "runtime": "cuda_runtime cuda_driver runtime hip_runtime hip_driver gpu_runtime xpu_runtime xpu_driver "
     "mtia_runtime hpu_runtime glow_runtime privateuse1_runtime privateuse1_driver",
-    KERNEL: "kernel mtia_ccp_events hpu_op",
-    OTHER: "mtia_workloadd trace",
-    COPY: "gpu_memcpy memcpy",
-    SET: "gpu_memset memset",
-    SYNC: "cuda_sync cuda_event",
-    ANNOTATION: "user_annotation",
-    DEVICE_ANNOTATION: "gpu_user_annotation",
-    PYTHON: "python_function",
-    INSTANT: "cpu_instant_event",
-    OVERHEAD: "overhead",
-    COUNTER: "cuda_profiler_range",
+    "kernel": "kernel mtia_ccp_events hpu_op",
+    "other": "Trace mtia_workloadd",
+    "copy": "gpu_memcpy memcpy",
+    "set": "gpu_memset memset",
+    "sync": "cuda_sync cuda_event",
+    "annotation": "user_annotation",
+    "device_annotation": "gpu_user_annotation",
+    "python": "python_function",
+    "memory": "cpu_instant_event",
+    "instant": "cpu_instant_event",
+    "overhead": "overhead",
+    "counter": "cuda_profiler_range",
 }
-KIND_OF_CATEGORY = {name: kind for kind, names in _CATEGORIES_OF_KIND.items() for name in names.split()}
-"""Lower-cased categories of Kineto and of its older and other-vendor writers."""
+"""Categories of Kineto and of its older and other-vendor writers, the one in use first. What records an allocation is
+told from other instants by its name."""
+KIND_OF_CATEGORY = {
+    name.lower(): KINDS.index(kind) for kind, names in CATEGORIES_OF_KIND.items() for name in names.split()
+}
 
 MEMORY_EVENT = "[memory]"
 """Name of the instants that record an allocation or a release."""
 
-COLUMN_OF_ARGUMENT = {
-    "correlation": "correlation",
-    "External id": "external_id",
-    "External Id": "external_id",
-    "external id": "external_id",
-    "Record function id": "record_function_id",
-    "Ev Idx": "event_index",
-    "Sequence number": "sequence",
-    "Fwd thread id": "forward_thread",
-    "device": "device",
-    "stream": "stream",
-    "Input Dims": "shapes",
-    "Input dims": "shapes",
-    "Input type": "types",
-    "Input Strides": "strides",
-    "Concrete Inputs": "values",
-    "bytes": "bytes",
-    "Bytes": "bytes",
-    "Collective name": "collective",
-    "Process Group Name": "group",
-    "Process Group Description": "group_description",
-    "Process Group Ranks": "group_ranks",
-    "Group size": "group_size",
-    "In msg nelems": "in_elements",
-    "Out msg nelems": "out_elements",
-    "dtype": "dtype",
-    "In split size": "in_splits",
-    "Out split size": "out_splits",
-    "Seq": "collective_sequence",
-    "Src Rank": "peer",
-    "Dst Rank": "peer",
-    "Global rank start": "rank_start",
-    "Global rank stride": "rank_stride",
-    "cuda_sync_kind": "sync_kind",
-    "wait_on_stream": "wait_stream",
-    "wait_on_cuda_event_record_corr_id": "wait_correlation",
-    "grid": "grid",
-    "block": "block",
-    "registers per thread": "registers",
-    "shared memory": "shared_memory",
-    "blocks per SM": "blocks_per_sm",
-    "warps per SM": "warps_per_sm",
-    "est. achieved occupancy %": "occupancy",
-    "graph id": "graph",
-    "graph node id": "graph_node",
-    "Addr": "address",
-    "Total Allocated": "total_allocated",
-    "Total Reserved": "total_reserved",
-    "Device Id": "device",
-}
+COLUMN_OF_ARGUMENT = {argument: spec.name for spec in COLUMNS for argument in spec.arguments}
 """Arguments that have a column. Where two spellings stand in one event, the first one counts."""
 
 WITHOUT_COLUMN = frozenset({
@@ -132,7 +85,9 @@ _SKIPPED_FLOWS = ("s", "t", "f")
 _ABSENT = msgspec.Raw()
 
 
-class _Event(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False):
+    """A record as it stands in the file; fields that are not there keep their defaults."""
+
     ph: str = "X"
     cat: str | None = None
     name: str | None = None
@@ -143,24 +98,21 @@ class _Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = _ABSENT
 
 
-_EVENTS = msgspec.json.Decoder(list[_Event])
-_ONE_EVENT = msgspec.json.Decoder(_Event)
+_EVENTS = msgspec.json.Decoder(list[Event])
+_ONE_EVENT = msgspec.json.Decoder(Event)
 _RAW_ARGUMENTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_kineto(path: Path) -> Timeline:
     """The whole file as an unfinished timeline (see `finish`)."""
-    text = ChromeText(Source(path))
     reader = EventReader(path)
-    for piece in text.pieces():
-        reader.read_piece(piece)
-    return reader.finish(text)
+    return reader.finish(reader.read())
 
 
 class _Begun(NamedTuple):
     """A begin whose end was not seen yet."""
 
-    event: _Event
+    event: Event
     start_ns: int
     values: dict[str, Any]
 
@@ -172,7 +124,14 @@ class EventReader:
         self.path = path
         self.builder = TimelineBuilder()
         self._open: dict[tuple[str, str], list[_Begun]] = {}
-        self._first_damage: int | None = None
+        self.first_damage: int | None = None
+
+    def read(self) -> ChromeText:
+        """The whole file."""
+        text = ChromeText(Source(self.path))
+        for piece in text.pieces():
+            self.read_piece(piece)
+        return text
 
     def read_piece(self, piece: Piece) -> None:
         for event in decode_events(piece, _EVENTS, self._read_record, self._damage):
@@ -180,10 +139,17 @@ class EventReader:
 
     def _damage(self, what: str, offset: int) -> None:
         self.builder.count_repair(what)
-        if self._first_damage is None:
-            self._first_damage = offset
+        if self.first_damage is None:
+            self.first_damage = offset
 
-    def _read_record(self, text: bytes) -> _Event | None:
+    def count_damage(self, text: ChromeText) -> None:
+        """What is missing of the file, and where it is damaged first."""
+        if text.cut_short:
+            self.builder.count_repair(ends_early(text.cut_short))
+        if self.first_damage is not None:
+            self.builder.count_repair(first_damage(self.first_damage))
+
+    def _read_record(self, text: bytes) -> Event | None:
         try:
             return _ONE_EVENT.decode(text)
         except UNREADABLE:
@@ -192,36 +158,21 @@ class EventReader:
             loose = msgspec.json.decode(text.decode("utf-8", errors="replace"))
         except UNREADABLE:
             return None
-        return self._loosen(loose) if isinstance(loose, dict) else None
+        return self.loosen(loose) if isinstance(loose, dict) else None
 
-    def _loosen(self, loose: dict[str, Any]) -> _Event:
+    def loosen(self, loose: dict[str, Any]) -> Event | None:
         """An event with fields of wrong types or broken text: what is usable of it."""
         self.builder.count_repair("events with fields of a wrong type or invalid text were read as far as possible")
 
-        def text(key: str) -> str | None:
-            value = loose.get(key)
-            return value if isinstance(value, str) else None if value is None else str(value)
+        fields = {key: value for key in Event.__struct_fields__ if (value := loose.get(key)) is not None}
+        for key, value in fields.items():
+            if key in ("ts", "dur", "args"):
+                fields[key] = msgspec.Raw(msgspec.json.encode(value))
+            elif not isinstance(value, int | float | str if key in ("pid", "tid") else str):
+                fields[key] = str(value)
+        return Event(**fields | {"ph": fields.get("ph") or "X"})
 
-        def raw(key: str) -> msgspec.Raw:
-            value = loose.get(key)
-            return _ABSENT if value is None else msgspec.Raw(msgspec.json.encode(value))
-
-        def identity(key: str) -> int | str | float | None:
-            value = loose.get(key)
-            return value if isinstance(value, int | str | float) else None if value is None else str(value)
-
-        return _Event(
-            ph=text("ph") or "X",
-            cat=text("cat"),
-            name=text("name"),
-            pid=identity("pid"),
-            tid=identity("tid"),
-            ts=raw("ts"),
-            dur=raw("dur"),
-            args=raw("args"),
-        )
-
-    def add(self, event: _Event) -> None:
+    def add(self, event: Event) -> None:
         phase = event.ph
         if phase == "X":
             self._add_complete(event)
@@ -238,7 +189,7 @@ class EventReader:
         else:
             self.builder.count_repair(f"events of the unknown phase {phase[:8]!r} were left out")
 
-    def _start(self, event: _Event) -> int | None:
+    def _start(self, event: Event) -> int | None:
         start_ns = self._time(event.ts)
         if start_ns is None:
             self.builder.count_repair("events without a usable time were left out")
@@ -254,7 +205,7 @@ class EventReader:
             return None
         return time_ns if abs(time_ns) < TIME_LIMIT_NS else None
 
-    def _add_complete(self, event: _Event) -> None:
+    def _add_complete(self, event: Event) -> None:
         start_ns = self._start(event)
         if start_ns is None:
             return
@@ -267,7 +218,7 @@ class EventReader:
             duration_ns = 0
         self._add(event, start_ns, start_ns + duration_ns, self._arguments(event))
 
-    def _add(self, event: _Event, start_ns: int, end_ns: int, values: dict[str, Any]) -> None:
+    def _add(self, event: Event, start_ns: int, end_ns: int, values: dict[str, Any]) -> None:
         category = (event.cat or "").lower()
         kind = KIND_OF_CATEGORY.get(category)
         if kind is None:
@@ -290,7 +241,7 @@ class EventReader:
         thread = None if on_device else (identity_of(event.pid), identity_of(event.tid))
         self.builder.add(kind, name, start_ns, end_ns, thread=thread, **values)
 
-    def _place_on_device(self, event: _Event, kind: int, values: dict[str, Any]) -> None:
+    def _place_on_device(self, event: Event, kind: int, values: dict[str, Any]) -> None:
         device, stream = values.get("device"), values.get("stream")
         if (device is None or device == MISSING) and isinstance(event.pid, int):
             values["device"] = event.pid if 0 <= event.pid < 1 << 16 else None
@@ -305,7 +256,7 @@ class EventReader:
         if values.get("wait_stream") == NO_STREAM:
             values["wait_stream"] = None
 
-    def _arguments(self, event: _Event) -> dict[str, Any]:
+    def _arguments(self, event: Event) -> dict[str, Any]:
         text = bytes(event.args)
         if text in (b"", b"{}", b"null"):
             return {}
@@ -355,7 +306,7 @@ class EventReader:
                 self.builder.count_repair("arguments that should be numbers were left out")
             return None
 
-    def _add_instant(self, event: _Event) -> None:
+    def _add_instant(self, event: Event) -> None:
         start_ns = self._start(event)
         if start_ns is None:
             return
@@ -374,7 +325,7 @@ class EventReader:
             **values,
         )
 
-    def _add_counters(self, event: _Event) -> None:
+    def _add_counters(self, event: Event) -> None:
         start_ns = self._start(event)
         if start_ns is None:
             return
@@ -393,7 +344,7 @@ class EventReader:
             thread = (identity_of(event.pid), identity_of(event.tid))
             self.builder.add(COUNTER, name[:NAME_LIMIT], start_ns, start_ns, thread=thread, value=number)
 
-    def _add_half(self, event: _Event) -> None:
+    def _add_half(self, event: Event) -> None:
         """Begin and end written apart: an end closes the latest open begin of its thread."""
         start_ns = self._start(event)
         if start_ns is None:
@@ -411,7 +362,7 @@ class EventReader:
         else:
             self.builder.count_repair("ends without a begin were left out")
 
-    def _read_naming(self, event: _Event) -> None:
+    def _read_naming(self, event: Event) -> None:
         if event.name == "thread_name":
             try:
                 given = msgspec.json.decode(bytes(event.args)).get("name")
@@ -429,10 +380,7 @@ class EventReader:
         for opened in self._open.values():
             if opened:
                 self.builder.count_repair("begins without an end were left out", len(opened))
-        if text.cut_short:
-            self.builder.count_repair(ends_early(text.cut_short))
-        if self._first_damage is not None:
-            self.builder.count_repair(first_damage(self._first_damage))
+        self.count_damage(text)
         return self.builder.build(metadata={"thread_names": self.builder.thread_names()})
 
 

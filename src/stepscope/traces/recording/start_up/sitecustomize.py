@@ -68,18 +68,13 @@ def begin() -> None:
         try:
             from stepscope.traces.recording import program
         except ImportError:
-            sys.path.append(_package_folder())
+            import json
+
+            sys.path.append(str(json.loads(os.environ[VARIABLE])["package"]))
             from stepscope.traces.recording import program
         program.begin()
     except Exception as error:  # noqa: BLE001 (the border to somebody else's program)
         sys.stderr.write(f"stepscope: this process cannot be recorded: {type(error).__name__}: {error}\n")
-
-
-def _package_folder() -> str:
-    import json
-
-    folder = json.loads(os.environ[VARIABLE])["package"]
-    return str(folder)
 
 
 def run_hidden() -> None:
