@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.bench.workloads import choose_workloads
 from stepscope.bench.workloads.check import MOST_SIZE, _Unchanged, check_optimized
 from stepscope.bench.workloads.findings import CheckReport
-from stepscope.bench.workloads.protocol import Task
+from stepscope.bench.workloads.protocol import Setting, Task
 
 if TYPE_CHECKING:
     from stepscope.bench.workloads.protocol import Outputs
@@ -34,9 +34,7 @@ class Exchanged(_Unchanged):
 
 
 def check(plain: Task, form: _Unchanged) -> CheckReport:
-    return check_optimized(
-        plain, form, mode="infer", precision=PRECISION, device="cpu", batch_size=EXAMPLES, backend="eager"
-    )
+    return check_optimized(plain, form, Setting("infer", PRECISION, "cpu", "eager"), batch_size=EXAMPLES)
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
 """Whole commands of two checkouts in turn: CPU and wall time of one relative to the other.
 
-    python benchmarks/side_by_side.py BEFORE AFTER [--traces FOLDER] [--repeats 7] [--only WORD]
+    python benchmarks/side_by_side.py BEFORE AFTER [--traces FOLDER] [--repeats 7] [--only WORD] [--stores FOLDER]
 
-BEFORE and AFTER are checkouts with an environment of their own (`make setup`); each keeps its own store. A row is
-the median of the paired ratios AFTER / BEFORE with their whole range.
+BEFORE and AFTER are checkouts with an environment of their own (`make setup`); each keeps its own store: in FOLDER, for
+later calls. A row is the median of the paired ratios AFTER / BEFORE with their whole range.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="")
+    parser.add_argument("--stores", type=Path)
     asked = parser.parse_args()
     sides = {"before": asked.before.resolve(), "after": asked.after.resolve()}
     # Else one side would compile its modules in every process.
@@ -93,11 +94,11 @@ def main() -> None:
         subprocess.run(
             [str(checkout / ".venv/bin/python"), "-m", "compileall", "-q", str(checkout / "src")], check=True
         )
-    place = Path(tempfile.mkdtemp(prefix="side-by-side-"))
+    place = asked.stores.resolve() if asked.stores else Path(tempfile.mkdtemp(prefix="side-by-side-"))
     print(f"{'command':58} {'CPU':>7} {'interval':>15} {'wall':>7} {'interval':>15} {'before CPU':>11}")
     try:
         for side in sides:
-            (place / side).mkdir()
+            (place / side).mkdir(parents=True, exist_ok=True)
         for name, text in list_commands(asked.traces).items():
             if asked.only not in name:
                 continue
@@ -110,7 +111,8 @@ def main() -> None:
                         costs[side].append(cost)
             print(format_row(name, costs), flush=True)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        if not asked.stores:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def format_row(name: str, costs: dict[str, list[Cost]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -44,6 +45,9 @@ LONGEST_FIRST = (
     "traces/test_kineto.py",
 )
 """Files that take most of the time: begun last, one of them would keep one worker busy after the others are done."""
+
+RANKS_LOAD = ("test_ranks.py", "test_dlrm_sharded.py")
+"""Files of workloads whose ranks load what they need: another worker may have them."""
 
 COLLECTED = tempfile.TemporaryDirectory(prefix="stepscope-test-collection-")
 
@@ -137,14 +141,26 @@ def short_collections() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def short_collections_after_loading() -> Iterator[None]:
+    """The same for large libraries that a test loads, or all that follow in its file would pay for them."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) - before >= 100:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """A file stays on one worker, as its tests share what they measured."""
+    """A file stays on one worker, as its tests share what they measured; so do files that load the same."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FileScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", maxsplit=1)[0]
+            if "/workloads/" in file and not file.endswith(RANKS_LOAD):
+                return "workloads"  # transformers and the compiler take three seconds to load
             return "slurm" if "slurm" in file else file  # one cluster serves them all
 
     config.option.loadscopereorder = False  # or the files with most tests would go first
@@ -166,6 +182,12 @@ def warm_rank_servers(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def warm_starter() -> WarmStarter:
     return WARM_STARTER
+
+
+@pytest.fixture
+def warm_rank_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of `tests/launch` that are about what becomes of ranks and not about how they are started."""
+    monkeypatch.setattr("stepscope.launch.local.start_child", WARM_STARTER)
 
 
 @pytest.fixture

@@ -185,7 +185,8 @@ def main() -> int:
     client = os.getppid()
     channel = socket.socket(fileno=int(sys.argv[1]))
     del sys.path[0]
-    import_module("torch.distributed")
+    for library in ("torch.distributed", "torch._dynamo"):  # each rank's first optimizer would load the compiler
+        import_module(library)
     execute = import_module("stepscope.run.execute")
     for verb in ("ops", "comms", "workload"):
         execute.load_before_fork(verb)

@@ -16,6 +16,7 @@ import msgspec
 from stepscope.bench.workloads.facts import countable_kernels
 from stepscope.bench.workloads.generation import Decoder, generate_plainly
 from stepscope.bench.workloads.precision import math_of
+from stepscope.bench.workloads.protocol import Setting
 from stepscope.bench.workloads.registry import Workload, list_workloads
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _list_operators(one: Workload) -> list[str]:
     module = task.build().train(mode == "train")
     batch = task.make_batch(BATCH, seed=0, mode=mode)
     watch = Watch()  # type: ignore[no-untyped-call]
-    with countable_kernels("cpu"), math_of("fp32", mode=mode, device="cpu"), watch:
+    with countable_kernels("cpu"), math_of(Setting(mode, "fp32", "cpu")), watch:
         for part in _make_step(task, module, batch, mode):
             seen.append(f"# {part}")
     return seen

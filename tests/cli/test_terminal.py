@@ -83,6 +83,28 @@ for name, words in json.loads(sys.argv[1]).items():
 """
 
 
+FORKED_SCRIPT = """
+import json, os, sys
+import torch._dynamo
+from stepscope.cli.main import run
+for terminal in json.loads(sys.argv[2]):
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(terminal, 1)
+        os.dup2(terminal, 2)
+        os.environ["STEPSCOPE_STORE"] += f"-{terminal}"
+        for name, words in json.loads(sys.argv[1]).items():
+            print("=====", name, flush=True)
+            run(words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(terminal)
+    if os.waitpid(pid, 0)[1] != 0:
+        sys.exit("a verb was killed")
+"""
+
+
 class Seen(NamedTuple):
     stdout: str
     stderr: str
@@ -90,16 +112,44 @@ class Seen(NamedTuple):
 
 def on_terminal(width: int, command: Sequence[str], store: Path, *, both: bool = False) -> Seen:
     """Run it with stdout (with `both` stderr too) on a terminal of that width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    environment = {**os.environ, "STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
-    environment.pop("COLUMNS", None)
+    ours, theirs = open_terminal(width)
     error_file = store.parent / f"stderr-{width}"
     with error_file.open("wb") as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs if both else errors, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs if both else errors, env=environment(store)
         )
     os.close(theirs)
+    shown = read_terminal(ours)
+    process.wait()
+    return Seen(shown, error_file.read_text())
+
+
+def on_terminals(verbs: dict[str, list[str]], store: Path) -> list[str]:
+    """stdout and stderr of the verbs on terminals of all widths: forks of one process that has loaded all they need."""
+    ours, theirs = zip(*(open_terminal(width) for width in WIDTHS), strict=True)
+    command = [sys.executable, "-c", FORKED_SCRIPT, json.dumps(verbs), json.dumps(theirs)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=theirs, env=environment(store))
+    for terminal in theirs:
+        os.close(terminal)
+    shown = [read_terminal(terminal) for terminal in ours]
+    assert process.wait() == 0
+    return shown
+
+
+def open_terminal(width: int) -> tuple[int, int]:
+    """Our end and the command's."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    return ours, theirs
+
+
+def environment(store: Path) -> dict[str, str]:
+    variables = {**os.environ, "STEPSCOPE_STORE": str(store), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    variables.pop("COLUMNS", None)
+    return variables
+
+
+def read_terminal(ours: int) -> str:
     parts = []
     while True:
         try:
@@ -110,8 +160,7 @@ def on_terminal(width: int, command: Sequence[str], store: Path, *, both: bool =
             break
         parts.append(part)
     os.close(ours)
-    process.wait()
-    return Seen(b"".join(parts).decode().replace("\r\n", "\n"), error_file.read_text())
+    return b"".join(parts).decode().replace("\r\n", "\n")
 
 
 def run_verbs(width: int, verbs: dict[str, list[str]], store: Path) -> dict[str, Seen]:
@@ -163,12 +212,16 @@ FAILING = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """What is shown of them, by width."""
+    return dict(zip(WIDTHS, on_terminals(FAILING, tmp_path_factory.mktemp("failing") / "runs"), strict=True))
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_errors_warnings_and_finished_cases_fit_too(tmp_path: Path, width: int) -> None:
+def test_errors_warnings_and_finished_cases_fit_too(failed: dict[int, str], width: int) -> None:
     """Words are not broken: labels are, behind a comma."""
-    script = f"{SCRIPT}sys.stderr.flush()"
-    command = [sys.executable, "-c", script, json.dumps(FAILING)]
-    text = strip_escapes(on_terminal(width, command, tmp_path / "runs", both=True).stdout)
+    text = strip_escapes(failed[width])
     shown = "\n".join(line for line in text.splitlines() if "━" not in line)
     assert_fits(shown, width)
     _, usage, one, several, call = re.split(r"^===== \S+\n", shown, flags=re.MULTILINE)

@@ -94,6 +94,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(folder: Path) -> None:
     assert children_of_this_test() == []
 
 
+@pytest.mark.usefixtures("warm_rank_server")
 def test_an_exception_leaves_its_stack(folder: Path) -> None:
     with pytest.raises(RankDiedError, match="the network is down"):
         launch(folder, "raise_on_rank_1")
@@ -125,6 +126,7 @@ def test_the_rank_that_failed_first_is_blamed(folder: Path) -> None:
     assert "no room" in failure.message
 
 
+@pytest.mark.usefixtures("warm_rank_server")
 def test_words_of_an_earlier_attempt_explain_nothing(folder: Path) -> None:
     (folder / "ranks").mkdir(exist_ok=True)
     write_rank_failure(folder / "ranks", 1, RuntimeError("no room, last time"))

@@ -16,10 +16,9 @@ from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
 from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, Tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
-from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedNetwork
-from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedFastDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
-from stepscope.bench.workloads.protocol import Optimized, Task
+from stepscope.bench.workloads.protocol import Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED as WEIGHT_SEED
 from stepscope.bench.workloads.request import ParsedCase, read_case
 from stepscope.bench.workloads.shared import open_share
@@ -88,7 +87,7 @@ def step_sharded(config: str) -> dict[str, Any]:
     plain = make_task(config)
     task = ShardedDlrm(plain)
     torch.manual_seed(SEED)
-    module = task.keep_own(plain.build())
+    module: Any = task.build()
     optimizer = task.make_optimizer(module)
     batch = task.make_batch(BATCH, seed=SEED, mode="train")
     loss = task.loss(module, batch)
@@ -99,8 +98,7 @@ def step_sharded(config: str) -> dict[str, Any]:
         chances = task.infer(module, batch)
     weights = {name: one.detach().clone() for name, one in plain_parameters(module).items()}
     again = [batch, task.make_batch(BATCH, seed=SEED + 1, mode="train")]
-    how: dict[str, Any] = {"precision": "fp32", "device": "cpu", "accumulate": 2, "withhold": module.dense.no_sync}
-    TrainStep(task, module, again, **how)()
+    TrainStep(task, module, again, Setting("train", "fp32", "cpu"), accumulate=2, withhold=module.dense.no_sync)()
     return {
         "loss": loss.detach(), "gradients": gradients, "weights": weights, "chances": chances, "batch": batch,
         "other": again[1], "accumulated": {name: one.detach() for name, one in plain_parameters(module).items()},
@@ -120,9 +118,9 @@ def make_fast(config: str) -> DlrmOptimized:
 def step_optimized(config: str) -> dict[str, Any]:
     task = make_fast(config).shard()
     assert isinstance(task, ShardedFastDlrm)
-    module: Any = build_module(task, mode="train", precision="fp32", device="cpu", seed=SEED)
+    module: Any = build_module(task, Setting("train", "fp32", "cpu"), seed=SEED)
     batches = [task.make_batch(BATCH, seed=SEED + number, mode="train") for number in range(STEPS)]
-    step = TrainStep(task, module, batches, precision="fp32", device="cpu")
+    step = TrainStep(task, module, batches, Setting("train", "fp32", "cpu"))
     for _ in range(STEPS):
         step()
     module.eval()
@@ -157,7 +155,8 @@ def read_joined(name: str) -> tuple[ParsedCase, int]:
 
 
 def step_joined(name: str) -> dict[str, Any]:
-    step = open_share(read_joined(name)[0], "ddp", "cpu", "eager")[0]
+    asked, _ = read_joined(name)
+    step = open_share(asked, "ddp", Setting(asked.mode, asked.precision, "cpu", "eager"))[0]
     assert isinstance(step, TrainStep)
     for _ in range(STEPS):
         step()
@@ -168,7 +167,7 @@ def step_whole(name: str) -> dict[str, torch.Tensor]:
     """What one process makes of all ranks' batches: the update is that of the mean loss, written out."""
     asked, accumulate = read_joined(name)
     task = asked.workload.make_task("tiny")
-    module = build_module(task, mode="train", precision=asked.precision, device="cpu", seed=WEIGHT_SEED)
+    module = build_module(task, Setting("train", asked.precision, "cpu"), seed=WEIGHT_SEED)
     optimizer = _make_plain_optimizer(task, module)
     share = asked.batch_size // RANKS
     of_ranks = [
@@ -177,7 +176,7 @@ def step_whole(name: str) -> dict[str, torch.Tensor]:
     for first in range(0, STEPS * accumulate, accumulate):
         batches = [own[(first + number) % len(own)] for own in of_ranks for number in range(accumulate)]
         optimizer.zero_grad()
-        with math_of(asked.precision, mode="train", device="cpu"):
+        with math_of(Setting("train", asked.precision, "cpu")):
             torch.stack([task.loss(module, batch) for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {str(place): one.detach() for place, one in enumerate(module.parameters())}

@@ -12,8 +12,7 @@ import torch
 from stepscope.bench.workloads import find_workload, list_workloads
 from stepscope.bench.workloads.check import NOISE, _Perturbed, _Side, _Training, _Unchanged, check_optimized
 from stepscope.bench.workloads.findings import HIGHEST, TOLERANCES, CheckReport, Finding
-from stepscope.bench.workloads.protocol import EAGER, Change, Mode, Optimized, Precision, Task
-from stepscope.bench.workloads.steps import UpdatesEarly
+from stepscope.bench.workloads.protocol import EAGER, Change, Mode, Optimized, Precision, Setting, Task
 from stepscope.records.kinds import WorkloadSpec
 
 WIDTH = 24
@@ -35,8 +34,7 @@ def check(benchmark_id: str, *, batch_size: int = 16) -> CheckReport:
     workload = find_workload(benchmark_id)
     plain, fast = workload.make_deterministic("tiny")
     return check_optimized(
-        plain, fast, mode=workload.declared.mode, precision="fp32", device="cpu", batch_size=batch_size,
-        backend="eager",
+        plain, fast, Setting(workload.declared.mode, "fp32", "cpu", "eager"), batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -83,7 +81,7 @@ def forget_vectors(optimizer: Any, module: Any) -> None:
 
 
 def freeze_tables(optimizer: Any, module: Any) -> None:
-    module.lookup.rate.value = 0.0
+    module.lookup.rate = 0.0
 
 
 @pytest.mark.parametrize(
@@ -190,13 +188,13 @@ class OtherOrder(Optimized):
                 hidden = part(hidden)
         return hidden.square().mean()
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 
 def check_deep(depth: int, fast: type[Optimized] = OtherOrder, count: int = 64, **sizes: Any) -> CheckReport:
     plain = Deep({"depth": depth, **sizes})
-    return check_optimized(plain, fast(plain), mode="train", precision="fp32", device="cpu", batch_size=count)
+    return check_optimized(plain, fast(plain), Setting("train", "fp32", "cpu"), batch_size=count)
 
 
 def test_a_network_that_amplifies_rounding_beyond_all_measure_passes_no_check() -> None:
@@ -235,7 +233,7 @@ def make_training(errors: dict[str, float], *, loss: float = 1.0, last: float = 
 
 def judge(errors: dict[str, float], *noises: dict[str, float], precision: Precision = "fp32") -> dict[str, Finding]:
     plain = Deep({"depth": 1})
-    side = _Side(plain, OtherOrder(plain), plain.build(), "train", precision, "cpu", 4, "eager", 0)
+    side = _Side(plain, OtherOrder(plain), plain.build(), Setting("train", precision, "cpu", "eager"), 4)
     expected = make_training(dict.fromkeys(errors, 0.0))
     got, *rounded = (side._distance(make_training(one), expected) for one in (errors, *noises))
     found = side._judge(got, rounded)
@@ -281,7 +279,7 @@ def test_noise_that_is_no_number_allows_nothing() -> None:
 def test_halved_gradients_are_found_in_any_noise() -> None:
     """A halved gradient is no further off than noise may be; but noise does not shrink."""
     plain = Deep({"depth": 1})
-    side = _Side(plain, OtherOrder(plain), plain.build(), "train", "bf16", "cpu", 4, "eager", 0)
+    side = _Side(plain, OtherOrder(plain), plain.build(), Setting("train", "bf16", "cpu", "eager"), 4)
     generator = torch.Generator().manual_seed(1)
     right = torch.randn(1000, generator=generator)
     noisy = right + 0.55 * torch.randn(1000, generator=generator)
@@ -351,7 +349,7 @@ class Mixed(Optimized):
         wrong[outputs.double().norm(dim=1).argmax()] = 0
         return wrong
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 
@@ -370,12 +368,12 @@ def test_answers_of_other_examples_are_found_in_any_precision(model: str, fault:
     """Though all of a network's answers are nearly the same, so that the whole is off by less than rounding may be."""
     workload = next(one for one in list_workloads() if one.benchmark.id.startswith(f"{model}/optimized/infer/"))
     plain, _ = workload.make_deterministic("tiny")
-    how: dict[str, Any] = {"mode": "infer", "precision": "bf16", "device": "cpu", "batch_size": 16, "backend": "eager"}
-    assert check_optimized(plain, _Unchanged(plain), **how).passed
-    assert found in failed(check_optimized(plain, Mixed(plain, fault), **how))
+    setting = Setting("infer", "bf16", "cpu", "eager")
+    assert check_optimized(plain, _Unchanged(plain), setting, batch_size=16).passed
+    assert found in failed(check_optimized(plain, Mixed(plain, fault), setting, batch_size=16))
 
 
-class LateFault(UpdatesEarly):
+class LateFault(_Unchanged):
     """Right where each batch is an update, wrong where gradients are added up first."""
 
     def make_late_optimizer(self, module: Any) -> torch.optim.Optimizer:
@@ -384,13 +382,10 @@ class LateFault(UpdatesEarly):
             group["lr"] *= 0.9
         return optimizer
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return []
-
 
 def test_the_update_that_is_checked_is_the_one_that_is_timed() -> None:
     plain, _ = find_workload("resnet50/optimized/train/1dev-fp32").make_deterministic("tiny")
-    how: dict[str, Any] = {"mode": "train", "precision": "fp32", "device": "cpu", "batch_size": 8, "backend": "eager"}
-    assert check_optimized(plain, LateFault(plain), **how).passed
-    assert "update" in failed(check_optimized(plain, LateFault(plain), at_once=2, **how))
-    assert check_optimized(plain, _Unchanged(plain), at_once=2, **how).passed
+    setting = Setting("train", "fp32", "cpu", "eager")
+    assert check_optimized(plain, LateFault(plain), setting, batch_size=8).passed
+    assert "update" in failed(check_optimized(plain, LateFault(plain), setting, batch_size=8, at_once=2))
+    assert check_optimized(plain, _Unchanged(plain), setting, batch_size=8, at_once=2).passed

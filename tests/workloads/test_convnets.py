@@ -22,7 +22,7 @@ from stepscope.bench.workloads.models.convnets.grouped import Way, convolve_fram
 from stepscope.bench.workloads.models.convnets.layers import Stem  # noqa: E402
 from stepscope.bench.workloads.models.convnets.ootb import draw_labels, make_pictures  # noqa: E402
 from stepscope.bench.workloads.models.convnets.residual import RegNetY  # noqa: E402
-from stepscope.bench.workloads.protocol import EAGER, Mode, Optimized, Task  # noqa: E402
+from stepscope.bench.workloads.protocol import EAGER, Mode, Optimized, Setting, Task  # noqa: E402
 from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
 from stepscope.bench.workloads.verify import format_failures  # noqa: E402
 
@@ -55,7 +55,7 @@ def tiny_pair(model: str, mode: Mode, **changed: Any) -> tuple[Task, Optimized, 
 def check(model: str, mode: Mode, precision: Any = "fp32") -> CheckReport:
     plain, fast, count = tiny_pair(model, mode)
     return check_optimized(
-        plain, fast, mode=mode, precision=precision, device="cpu", batch_size=count, backend="eager"
+        plain, fast, Setting(mode, precision, "cpu", "eager"), batch_size=count
     )  # fmt: skip
 
 
@@ -249,8 +249,8 @@ def test_choices_are_made_for_every_grouped_convolution_and_disclosed(monkeypatc
     trials: dict[Any, Any] = {}
     monkeypatch.setattr(optimized, "TRIALS", trials)
 
-    def choose(layer: choosing.Layer, _: Any, *, mode: Any, precision: Any) -> Way:
-        trials[layer, mode, precision, "cuda:0"] = choosing.WayTimes(Way("kernel", 2), {})
+    def choose(layer: choosing.Layer, _: Any, setting: Setting) -> Way:
+        trials[layer, setting] = choosing.WayTimes(Way("kernel", 2), {})
         return Way("kernel", 2)
 
     before = {one.name: one.what for one in fast.changes(mode="train", precision="bf16")}
@@ -288,7 +288,7 @@ def test_training_learns_its_batch(model: str) -> None:
     plain, _, count = tiny_pair(model, "train", learning_rate=0.02)
     torch.manual_seed(0)
     step = TrainStep(
-        plain, plain.build(), [plain.make_batch(count, seed=1, mode="train")], precision="fp32", device="cpu"
+        plain, plain.build(), [plain.make_batch(count, seed=1, mode="train")], Setting("train", "fp32", "cpu")
     )
     losses = []
     for _ in range(6):
@@ -438,16 +438,16 @@ def test_the_fastest_way_that_runs_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(choosing, "_kernels_available", lambda: True)
     wrong: set[str] = set()
     monkeypatch.setattr(choosing, "is_right", lambda way, *_, **__: way.kind not in wrong)
-    trial = choosing.try_ways(layer, conv, mode="train", precision="bf16")
+    trial = choosing.try_ways(layer, conv, Setting("train", "bf16", "cpu"))
     assert trial.way == Way("merged", 16)
     assert {way.kind for way, taken in trial.seconds.items() if taken is None} == {"frames"}
-    few = choosing.try_ways(layer, conv, mode="train", precision="fp32")
+    few = choosing.try_ways(layer, conv, Setting("train", "fp32", "cpu"))
     assert set(few.seconds) == {Way("native"), Way("planar")}
     wrong.update({"merged", "kernel"})
-    assert choosing.try_ways(layer, conv, mode="train", precision="bf16").way == Way("planar")
+    assert choosing.try_ways(layer, conv, Setting("train", "bf16", "cpu")).way == Way("planar")
     monkeypatch.setattr(choosing, "time_way", lambda *_, **__: None)
-    assert choosing.try_ways(layer, conv, mode="infer", precision="bf16").way == Way("native")
-    assert choosing.choose_way(layer, conv, mode="infer", precision="bf16") == Way("native")
+    assert choosing.try_ways(layer, conv, Setting("infer", "bf16", "cpu")).way == Way("native")
+    assert choosing.choose_way(layer, conv, Setting("infer", "bf16", "cpu")) == Way("native")
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -456,7 +456,7 @@ def test_a_way_that_computes_something_else_is_not_right(mode: Mode, monkeypatch
     conv = torch.nn.Conv3d(16, 16, 3, padding=1, groups=4, bias=False)
     ways = (Way("native"), Way("planar"), Way("merged", 2), Way("frames"), Way("kernel"))
     for way in ways:
-        assert choosing.is_right(way, layer, conv, mode=mode, precision="bf16"), way
+        assert choosing.is_right(way, layer, conv, Setting(mode, "bf16", "cpu")), way
 
     def lose_a_corner(weight: Any, groups: int, merged: int) -> Any:
         kept = merge_groups(weight, groups, merged)
@@ -464,7 +464,7 @@ def test_a_way_that_computes_something_else_is_not_right(mode: Mode, monkeypatch
         return kept if merged == 1 else torch.where(spoilt, 0.5 * kept, kept)
 
     monkeypatch.setattr("stepscope.bench.workloads.models.convnets.layers.merge_groups", lose_a_corner)
-    assert not choosing.is_right(Way("merged", 2), layer, conv, mode=mode, precision="bf16")
+    assert not choosing.is_right(Way("merged", 2), layer, conv, Setting(mode, "bf16", "cpu"))
 
 
 class TurnedBack(torch.autograd.Function):
@@ -492,5 +492,5 @@ def test_a_way_whose_gradients_are_mixed_up_is_not_right(monkeypatch: pytest.Mon
     layer = choosing.Layer((2, 16, 3, 6, 6), (16, 4, 3, 3, 3), (1, 1, 1), 4)
     conv = torch.nn.Conv3d(16, 16, 3, padding=1, groups=4, bias=False)
     monkeypatch.setattr(GroupedConv, "forward", forward)
-    assert choosing.is_right(Way("planar"), layer, conv, mode="train", precision="fp32")
-    assert not choosing.is_right(Way("merged", 2), layer, conv, mode="train", precision="fp32")
+    assert choosing.is_right(Way("planar"), layer, conv, Setting("train", "fp32", "cpu"))
+    assert not choosing.is_right(Way("merged", 2), layer, conv, Setting("train", "fp32", "cpu"))

@@ -12,7 +12,7 @@ from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.models import cvt
 from stepscope.bench.workloads.models.cvt import FastCvt
-from stepscope.bench.workloads.protocol import EAGER, Precision
+from stepscope.bench.workloads.protocol import EAGER, Precision, Setting
 from stepscope.bench.workloads.steps import TrainStep
 
 CVT = read_catalogue()["cvt"]
@@ -25,9 +25,7 @@ def run_check(one: Declared, *, precision: Precision = "fp32", traced: bool = Fa
     engine = fast.engine(one.mode)._replace(fullgraph=True) if traced else EAGER
     fast.engine = lambda mode: engine  # type: ignore[method-assign]
     count = one.tiny.batch_size
-    return check_optimized(
-        calm, fast, mode=one.mode, precision=precision, device="cpu", batch_size=count, backend="eager"
-    )
+    return check_optimized(calm, fast, Setting(one.mode, precision, "cpu", "eager"), batch_size=count)
 
 
 def test_full_size_has_the_published_parameters() -> None:
@@ -55,7 +53,7 @@ def test_loss_falls_with_dropped_paths() -> None:
     torch.manual_seed(1)
     task = CVT.make_task({**TRAIN.sizes_at("tiny"), "drop_path": 0.1})
     batch = task.make_batch(4, seed=1, mode="train")
-    step = TrainStep(task, task.build().train(), [batch], precision="fp32", device="cpu")
+    step = TrainStep(task, task.build().train(), [batch], Setting("train", "fp32", "cpu"))
     losses = []
     for _ in range(20):
         step()

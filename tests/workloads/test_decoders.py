@@ -25,7 +25,7 @@ from stepscope.bench.workloads.models.decoders.ootb import (
 )
 from stepscope.bench.workloads.models.decoders.optimized import OptimizedDecoder
 from stepscope.bench.workloads.precision import math_of
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Setting, Task
 from stepscope.bench.workloads.steps import InferStep, TrainStep
 
 # Dynamo makes an autograd function by itself and means to hide the warning; where warnings are errors it cannot.
@@ -60,9 +60,7 @@ class Entry(NamedTuple):
 
     def check(self, precision: Any = "fp32") -> CheckReport:
         plain, fast = self.tasks()
-        return check_optimized(
-            plain, fast, mode=self.declared.mode, precision=precision, device="cpu", batch_size=4, backend="eager"
-        )
+        return check_optimized(plain, fast, Setting(self.declared.mode, precision, "cpu", "eager"), batch_size=4)
 
 
 ENTRIES = [Entry(read_catalogue()[name], one) for name in ("gpt2", "llama") for one in read_catalogue()[name].benchmark]
@@ -146,7 +144,7 @@ def test_training_lowers_the_loss(entry: Entry) -> None:
             module = one.convert(module, mode="train", precision="bf16")
             assert module.training
         batch = one.make_batch(4, seed=1, mode="train")
-        step = TrainStep(one, module, [batch], precision=precision, device="cpu")  # type: ignore[arg-type]
+        step = TrainStep(one, module, [batch], Setting("train", precision, "cpu"))  # type: ignore[arg-type]
         losses = []
         for _ in range(8):
             step()
@@ -159,12 +157,12 @@ def test_training_lowers_the_loss(entry: Entry) -> None:
 def test_inference_gives_the_logits_of_the_next_token(entry: Entry) -> None:
     plain, fast = entry.tasks()
     module = plain.build().eval()
-    step = InferStep(plain, module, [plain.make_batch(3, seed=1, mode="infer")], precision="fp32", device="cpu")
+    step = InferStep(plain, module, [plain.make_batch(3, seed=1, mode="infer")], Setting("infer", "fp32", "cpu"))
     step()
     assert isinstance(step.outputs, torch.Tensor)
     assert step.outputs.shape == (3, entry.declared.sizes_at("tiny")["vocabulary"])
     converted = fast.convert(module, mode="infer", precision="fp32")
-    with math_of("fp32", mode="infer", device="cpu"):
+    with math_of(Setting("infer", "fp32", "cpu")):
         got = fast.infer(converted, fast.make_batch(3, seed=1, mode="infer"))
     torch.testing.assert_close(got, step.outputs)
 

@@ -15,7 +15,7 @@ from stepscope.bench.workloads.models.dlrm import fast_network, optimized
 from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, QuantisedBag, WeightedBag, draw_rows, read_tables
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
 from stepscope.bench.workloads.precision import build_module
-from stepscope.bench.workloads.protocol import Mode, Precision
+from stepscope.bench.workloads.protocol import Mode, Precision, Setting
 from stepscope.bench.workloads.steps import InferStep, TrainStep
 
 MODEL = read_catalogue()["dlrm"]
@@ -39,9 +39,7 @@ def make_tiny(declared: Declared, **other: Any) -> DlrmTask:
 
 def check(task: DlrmTask, mode: Mode = "train", precision: Precision = "fp32", *, device: str = "cpu") -> CheckReport:
     calm = DlrmTask(task.deterministic())
-    return check_optimized(
-        calm, DlrmOptimized(calm), mode=mode, precision=precision, device=device, batch_size=256, backend="eager"
-    )
+    return check_optimized(calm, DlrmOptimized(calm), Setting(mode, precision, device, "eager"), batch_size=256)
 
 
 # Sizes
@@ -182,7 +180,7 @@ def test_the_loss_falls(declared: Declared) -> None:
     torch.manual_seed(1)
     module = task.build()
     batches = [task.make_batch(128, seed=1, mode="train")]
-    step = TrainStep(task, module, batches, precision="fp32", device="cpu")
+    step = TrainStep(task, module, batches, Setting("train", "fp32", "cpu"))
     losses = []
     for _ in range(8):
         step()
@@ -211,7 +209,7 @@ def test_inference_gives_chances(config: str) -> None:
     declared = find(config, "infer")
     task = make_tiny(declared)
     module = task.build().eval()
-    step = InferStep(task, module, [task.make_batch(7, seed=1, mode="infer")], precision="fp32", device="cpu")
+    step = InferStep(task, module, [task.make_batch(7, seed=1, mode="infer")], Setting("infer", "fp32", "cpu"))
     step()
     assert isinstance(step.outputs, torch.Tensor)
     assert step.outputs.shape == (7,)
@@ -270,8 +268,8 @@ def test_accumulated_batches_make_one_update(declared: Declared) -> None:
     """That of their mean loss: the tables, too, stay what they are between the batches."""
     fast = DlrmOptimized(make_tiny(declared, learning_rate=1.0))
     batches = [fast.make_batch(16, seed=seed, mode="train") for seed in (1, 2, 3)]
-    stepped, expected = (build_module(fast, mode="train", precision="fp32", device="cpu", seed=1) for _ in range(2))
-    TrainStep(fast, stepped, batches, precision="fp32", device="cpu", accumulate=3)()
+    stepped, expected = (build_module(fast, Setting("train", "fp32", "cpu"), seed=1) for _ in range(2))
+    TrainStep(fast, stepped, batches, Setting("train", "fp32", "cpu"), accumulate=3)()
     torch.stack([fast.loss(expected, batch) for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
     for name, weight in expected.named_parameters():
         assert weight.grad is not None
@@ -285,7 +283,7 @@ def test_zeros_that_fill_up_stay_zeros() -> None:
     task = make_tiny(find(A_TRAIN), learning_rate=0.5)
     fast = DlrmOptimized(task)
     module = fast.convert(task.build(), mode="train", precision="bf16")
-    step = TrainStep(fast, module, [fast.make_batch(64, seed=1, mode="train")], precision="bf16", device="cpu")
+    step = TrainStep(fast, module, [fast.make_batch(64, seed=1, mode="train")], Setting("train", "bf16", "cpu"))
     for _ in range(3):
         step()
     assert isinstance(module, fast_network.FastDlrm)

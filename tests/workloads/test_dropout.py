@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from stepscope.bench.workloads import choose_workloads, find_workload  # noqa: E402
 from stepscope.bench.workloads.precision import shape_module  # noqa: E402
-from stepscope.bench.workloads.protocol import Task  # noqa: E402
+from stepscope.bench.workloads.protocol import Setting, Task  # noqa: E402
 
 DRAWS = 80
 FAR = 0.3
@@ -46,7 +46,7 @@ def build_both(benchmark_id: str) -> tuple[tuple[Task, Any], tuple[Task, Any]]:
     modules = []
     for task in (plain, fast):
         torch.manual_seed(0)
-        modules.append(shape_module(task, plain.build(), mode="train", precision="fp32"))
+        modules.append(shape_module(task, plain.build(), Setting("train", "fp32", "cpu")))
     return (plain, modules[0]), (fast, modules[1])
 
 
@@ -68,7 +68,7 @@ def test_all_models_that_drop_are_among_them() -> None:
     for workload in choose_workloads(implementations=["optimized"], modes=["train"]):
         plain = workload.make_ootb("tiny")
         torch.manual_seed(0)
-        module = shape_module(plain, plain.build(), mode="train", precision="fp32")
+        module = shape_module(plain, plain.build(), Setting("train", "fp32", "cpu"))
         if workload.declared.devices == 1 and len(set(draw_losses(plain, module, 3))) > 1:
             dropping.add(workload.benchmark.id.split("/")[0])
     assert dropping - {"bert-large"} == {one.split("/")[0] for one in DROPPING}

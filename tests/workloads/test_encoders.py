@@ -15,9 +15,9 @@ from stepscope.bench.workloads.findings import CheckReport
 from stepscope.bench.workloads.models import xlmr
 from stepscope.bench.workloads.models.bert import BREAK, IGNORED, MASK
 from stepscope.bench.workloads.models.encoders import fp8, optimized
-from stepscope.bench.workloads.models.encoders.ootb import PUBLISHED_LENGTHS, draw_lengths, draw_words, length_at
+from stepscope.bench.workloads.models.encoders.ootb import PUBLISHED_LENGTHS, at_percentile, draw_lengths, draw_words
 from stepscope.bench.workloads.models.xlmr import BEGIN, END, PAD
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Task
+from stepscope.bench.workloads.protocol import EAGER, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.steps import TrainStep
 
 MODELS = ("xlmr", "bert-base", "bert-large", "oscar")
@@ -56,7 +56,7 @@ def run_check(
     engine = fast.engine(one.mode)._replace(fullgraph=True) if traced else EAGER
     fast.engine = lambda mode: engine  # type: ignore[method-assign]
     count = one.tiny.batch_size
-    return check_optimized(plain, fast, mode=mode, precision=precision, device="cpu", batch_size=count, backend="eager")
+    return check_optimized(plain, fast, Setting(mode, precision, "cpu", "eager"), batch_size=count)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -100,9 +100,11 @@ def test_words_are_as_rare_as_in_text() -> None:
 
 
 def test_lengths_lie_on_the_lines_between_the_percentiles() -> None:
-    at = length_at(torch.tensor([percentile for percentile, _ in PUBLISHED_LENGTHS], dtype=torch.float64))
+    at = at_percentile(
+        PUBLISHED_LENGTHS, torch.tensor([percentile for percentile, _ in PUBLISHED_LENGTHS], dtype=torch.float64)
+    )
     assert at.tolist() == [length for _, length in PUBLISHED_LENGTHS]
-    between = length_at(torch.tensor([2.5, 60.0, 72.5, 99.5], dtype=torch.float64))
+    between = at_percentile(PUBLISHED_LENGTHS, torch.tensor([2.5, 60.0, 72.5, 99.5], dtype=torch.float64))
     assert between.tolist() == pytest.approx([2.0, 35.0, 51.5, (675 + 2462) / 2])
 
 
@@ -157,7 +159,7 @@ def test_loss_falls(model: str) -> None:
     torch.manual_seed(1)
     task = declared.make_task(one.sizes_at("tiny"))
     batch = task.make_batch(4, seed=1, mode="train")
-    step = TrainStep(task, task.build().train(), [batch], precision="fp32", device="cpu")
+    step = TrainStep(task, task.build().train(), [batch], Setting("train", "fp32", "cpu"))
     losses = []
     for _ in range(40):
         step()
@@ -230,7 +232,7 @@ def test_pretraining_head_is_the_same_in_inference() -> None:
     declared, one = find("bert-base", "train")
     plain, fast = make_pair(declared, one)
     fast.engine = lambda mode: EAGER  # type: ignore[method-assign]
-    report = check_optimized(plain, fast, mode="infer", precision="fp32", device="cpu", batch_size=2)
+    report = check_optimized(plain, fast, Setting("infer", "fp32", "cpu"), batch_size=2)
     assert report.passed, report.failures
 
 
@@ -291,9 +293,9 @@ def test_ranges_are_those_of_the_inputs_and_leave_no_trace() -> None:
     first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
     module = torch.nn.Sequential(first, second)
     batches = [torch.tensor([[1.0, -3.0, 2.0, 0.0]]), torch.tensor([[0.5, 0.0, -1.0, 0.0]])]
-    ranges = fp8.Ranges(module, lambda: [module(batch) for batch in batches])
-    assert float(ranges.of(first)) == 3.0
-    assert float(ranges.of(second)) == pytest.approx(max(float(first(one).detach().abs().max()) for one in batches))
+    ranges = fp8.find_largest_inputs(module, lambda: [module(batch) for batch in batches])
+    assert float(ranges[first]) == 3.0
+    assert float(ranges[second]) == pytest.approx(max(float(first(one).detach().abs().max()) for one in batches))
     assert not first._forward_pre_hooks
 
 

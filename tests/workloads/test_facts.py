@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ torch = pytest.importorskip("torch")
 from stepscope.bench.workloads import choose_workloads, find_workload  # noqa: E402
 from stepscope.bench.workloads.facts import _count_on, count_flops  # noqa: E402
 from stepscope.bench.workloads.feed import Feed, Loader, count_round, make_clean_context, read_batches  # noqa: E402
+from stepscope.bench.workloads.protocol import Setting  # noqa: E402
 from stepscope.core.errors import BadInputError  # noqa: E402
 
 LENGTHS = "xlmr/ootb/infer/fb-1dev-A-realdist"
@@ -62,7 +66,7 @@ def test_a_step_waits_for_its_own_batch_not_for_the_next(monkeypatch: pytest.Mon
             return original(self, batch)
 
         monkeypatch.setattr(Loader, name, watch)
-    loader = Loader([task.make_batch(1, seed=0, mode="infer")], device="cpu", precision="fp32", mode="infer", workers=0)
+    loader = Loader([task.make_batch(1, seed=0, mode="infer")], Setting("infer", "fp32", "cpu"), workers=0)
     batches = iter(loader)
     next(batches)
     next(batches)
@@ -147,7 +151,7 @@ def test_a_step_goes_back_to_its_own_batches_and_others_are_closed() -> None:
 def test_a_loader_gives_every_batch_in_turn(clean: bool) -> None:
     """`clean`: as beside a GPU, from processes that were not forked off this one."""
     batches = [{"x": torch.full((3,), float(number))} for number in range(4)]
-    loader = Loader(batches, device="cpu", precision="fp32", mode="train", workers=1)
+    loader = Loader(batches, Setting("train", "fp32", "cpu"), workers=1)
     if clean:
         loader._context = make_clean_context()
     source = iter(loader)
@@ -265,3 +269,31 @@ def test_a_measured_model_is_gone_after_clearing_up() -> None:
     assert alive() is not None, "it refers to itself"
     clear_up("cpu")
     assert alive() is None
+
+
+def test_libraries_that_cases_load_leave_the_collectors_sight_and_garbage_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import weakref
+
+    from stepscope.measure import freeze_libraries, freeze_new_libraries, loop
+
+    freeze_libraries()
+    loop._freeze_again.cache_clear()
+    freeze_new_libraries()
+    loaded = [types.ModuleType(f"loaded_{i}") for i in range(loop.MANY_MODULES)]
+    freeze_new_libraries()
+    assert any(one is loaded[0] for one in gc.get_objects()), "nothing was imported"
+    module = torch.nn.Linear(2, 2)
+    module.itself = module
+    alive = weakref.ref(module)
+    for one in loaded:
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    freeze_new_libraries()
+    assert not any(one is loaded[0] for one in gc.get_objects()), "later collections pass over it"
+    del module
+    gc.collect()
+    assert alive() is not None, "it was taken for a library"
+    loop._freeze_again.cache_clear()
+    freeze_new_libraries()
+    assert alive() is None, "it was looked at again"

@@ -19,7 +19,7 @@ from stepscope.bench.workloads.generation import (
     time_generation,
 )
 from stepscope.bench.workloads.models.decoders import network, optimized
-from stepscope.bench.workloads.protocol import EAGER
+from stepscope.bench.workloads.protocol import EAGER, Setting
 from stepscope.core.errors import UsageError
 from stepscope.measure import FakeClock
 
@@ -82,11 +82,11 @@ def test_work_left_from_before_is_not_counted() -> None:
 
 def test_wrong_use_is_told() -> None:
     plain, _ = tasks("gpt2")
-    step = DecoderRunner(plain, torch.nn.Identity(), new_tokens=2, precision="fp32", device="cpu")
+    step = DecoderRunner(plain, torch.nn.Identity(), Setting("infer", "fp32", "cpu"), new_tokens=2)
     with pytest.raises(UsageError, match="no batch was begun"):
         step.advance()
     with pytest.raises(UsageError, match="not an optimized implementation"):
-        check_generation(plain, plain, precision="fp32", device="cpu", batch_size=1, new_tokens=1)
+        check_generation(plain, plain, Setting("infer", "fp32", "cpu"), batch_size=1, new_tokens=1)
 
 
 def tasks(model: str) -> tuple[Decoder, optimized.OptimizedDecoder]:
@@ -101,7 +101,7 @@ def tasks(model: str) -> tuple[Decoder, optimized.OptimizedDecoder]:
 
 def check(model: str, precision: Any = "fp32") -> CheckReport:
     plain, fast = tasks(model)
-    return check_generation(plain, fast, precision=precision, device="cpu", batch_size=4, new_tokens=6, backend="eager")
+    return check_generation(plain, fast, Setting("infer", precision, "cpu", "eager"), batch_size=4, new_tokens=6)
 
 
 MODELS = pytest.mark.parametrize("model", ["gpt2", "llama"])
@@ -153,7 +153,7 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
     torch.manual_seed(1)
     module = plain.build().eval()
     batch = plain.make_batch(1, seed=3, mode="infer")
-    step = DecoderRunner(plain, module, new_tokens=4, precision="fp32", device="cpu")
+    step = DecoderRunner(plain, module, Setting("infer", "fp32", "cpu"), new_tokens=4)
     runs = []
     for _ in range(2):
         step.begin(batch)
@@ -167,7 +167,7 @@ def test_generation_goes_on_from_the_prompt(model: str) -> None:
             assert module(input_ids=text).logits[0, -1].argmax() == token
         text = torch.cat([text, token.view(1, 1)], dim=1)
     converted = fast.convert(module, mode="infer", precision="fp32")
-    quick = DecoderRunner(fast, converted, new_tokens=4, precision="fp32", device="cpu")
+    quick = DecoderRunner(fast, converted, Setting("infer", "fp32", "cpu"), new_tokens=4)
     for seed in (9, 3):  # the second batch takes the memory of the first, which lay on other tokens
         quick.begin(fast.make_batch(1, seed=seed, mode="infer"))
         for _ in range(3):

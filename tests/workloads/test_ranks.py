@@ -93,7 +93,7 @@ Measured = dict[str, MeasuredCase]
 
 @pytest.fixture(scope="module")
 def own_workers() -> Iterator[None]:
-    """Ranks find the functions of `failing_ranks`."""
+    """Ranks find the functions of `failing_ranks` and `loaded_ranks`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         yield
@@ -105,7 +105,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, own_workers: None) -> Mea
     cases = [*FIRST, WITHOUT_TABLES, *PLAIN[:4], WRONG, *CHECKED, UNEVEN, *PLAIN[4:], *FAST]
     unique = list({case.key: case for case in cases}.values())
     folder = plan_cases(tmp_path_factory.mktemp("measured"), unique, ranks=2, check=True)
-    launch_local(folder=folder, target="failing_ranks:measure_by_case", ranks=2, hang_limit_s=60.0)
+    launch_local(folder=folder, target="loaded_ranks:measure_by_case", ranks=2, hang_limit_s=60.0)
     found = StoredRun(folder).cases()
     assert [one.result.case for one in found] == unique
     return {one.result.case.key: one for one in found}

@@ -16,7 +16,7 @@ from stepscope.bench.workloads.models.rnnt.lamb import ForeachLamb, Lamb  # noqa
 from stepscope.bench.workloads.models.rnnt.ootb import RnntTask, encoded_lengths  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.optimized import FastRnnt, Transcriber  # noqa: E402
 from stepscope.bench.workloads.models.rnnt.speech import make_utterances  # noqa: E402
-from stepscope.bench.workloads.protocol import Mode, Precision  # noqa: E402
+from stepscope.bench.workloads.protocol import Mode, Precision, Setting  # noqa: E402
 from stepscope.bench.workloads.steps import TrainStep  # noqa: E402
 
 
@@ -75,7 +75,7 @@ def test_loss_falls() -> None:
     task = tiny("train")
     torch.manual_seed(0)
     batch = task.make_batch(4, seed=1, mode="train")
-    step = TrainStep(task, task.build().train(), [batch], precision="fp32", device="cpu")
+    step = TrainStep(task, task.build().train(), [batch], Setting("train", "fp32", "cpu"))
     losses = []
     for _ in range(12):
         step()
@@ -131,9 +131,7 @@ def test_limits_on_symbols_hold_in_both_forms(most_a_frame: int, most: int) -> N
 @pytest.mark.parametrize(("mode", "precision"), [("train", "bf16"), ("infer", "bf16"), ("infer", "fp32")])
 def test_fast_form_computes_the_same(mode: Mode, precision: Precision) -> None:
     task = tiny(mode)
-    report = check_optimized(
-        task, FastRnnt(task), mode=mode, precision=precision, device="cpu", batch_size=3, backend="eager"
-    )
+    report = check_optimized(task, FastRnnt(task), Setting(mode, precision, "cpu", "eager"), batch_size=3)
     assert report.passed, report.failures
 
 
@@ -145,9 +143,7 @@ def test_lattice_that_is_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(fast_loss, "ON_CPU", fast_loss.ON_CPU._replace(sum_alignments=one_frame_short))
     task = tiny("train")
-    report = check_optimized(
-        task, FastRnnt(task), mode="train", precision="fp32", device="cpu", batch_size=3, backend="eager"
-    )
+    report = check_optimized(task, FastRnnt(task), Setting("train", "fp32", "cpu", "eager"), batch_size=3)
     assert {one.what for one in report.failures} >= {"loss", "gradients"}
 
 
@@ -159,9 +155,7 @@ def test_loop_without_a_recurrent_bias_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(optimized, "decode", forgetful)
     task = tiny("infer")
-    report = check_optimized(
-        task, FastRnnt(task), mode="infer", precision="fp32", device="cpu", batch_size=3, backend="eager"
-    )
+    report = check_optimized(task, FastRnnt(task), Setting("infer", "fp32", "cpu", "eager"), batch_size=3)
     assert not report.passed
 
 

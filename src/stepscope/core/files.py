@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import os
 import re
@@ -42,8 +41,10 @@ def open_regular(path: Path) -> io.FileIO:
 
 def hash_file(path: Path) -> str:
     """SHA-256 of the content."""
+    from hashlib import file_digest  # loads OpenSSL, which help needs nothing of
+
     with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _require_regular(mode: int) -> None:

@@ -187,19 +187,24 @@ def _escapes(kept: str, *, in_json: bool = False) -> dict[int, str]:
     return {code: chr(code).encode("unicode_escape").decode() for code in codes if chr(code) not in kept}
 
 
+def _is_printable(text: str) -> bool:
+    """Whether no line of it has anything to escape, as almost all: known ten times as fast as a copy is made."""
+    return all(map(str.isprintable, text.split("\n")))
+
+
 def escape_controls(text: str) -> str:
     """Control characters as `\\x1b`; line breaks and tabs stay, as text of several lines has them."""
-    return text.translate(_escapes(_LINE_PARTS))
+    return text if _is_printable(text) else text.translate(_escapes(_LINE_PARTS))
 
 
 def escape_line(text: str) -> str:
     """The same for what must stay one line, a name or a cell: line breaks and tabs are escaped too."""
-    return text.translate(_escapes(""))
+    return text if text.isprintable() else text.translate(_escapes(""))
 
 
 def escape_json(text: str) -> str:
     """The same JSON without control characters in its strings: encoders leave those above 127 as they are."""
-    return text.translate(_escapes("", in_json=True))
+    return text if _is_printable(text) else text.translate(_escapes("", in_json=True))
 
 
 def wrap_line(line: str, width: int | None) -> list[str]:

@@ -24,6 +24,7 @@ from stepscope.measure.loop import (
     Measurement,
     Peers,
     freeze_libraries,
+    freeze_new_libraries,
     measure,
     no_garbage_collection,
 )
@@ -35,7 +36,7 @@ __all__ = [
     "OF_TIMES", "QUICK", "Alone", "BarProgress", "Clock", "CoRunningLoad", "CpuDevice", "CpuUse", "CudaDevice",
     "Device", "Estimate", "FakeClock", "FakeDevice", "LineProgress", "MeasureSettings", "Measurement", "Peers",
     "SilentProgress", "WallClock", "best_device", "device_kind", "find_co_running_load", "format_case_line",
-    "free_memory_bytes", "freeze_libraries", "give_back_memory", "judge_times", "keep_freed_memory",
-    "last_level_cache_bytes", "measure", "no_garbage_collection", "open_device", "open_progress", "read_cpu_use",
-    "require_device",
+    "free_memory_bytes", "freeze_libraries", "freeze_new_libraries", "give_back_memory", "judge_times",
+    "keep_freed_memory", "last_level_cache_bytes", "measure", "no_garbage_collection", "open_device", "open_progress",
+    "read_cpu_use", "require_device",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from stepscope.stats import Summary, median_interval, quantile_sorted, summarize
 MAX_ITERATIONS = 1 << 24
 MAX_QUEUED_ITERATIONS = 128
 """Most iterations of one sample behind a saturated queue: launches and marks must fit into the device's queue."""
+MANY_MODULES = 100
+"""When so many were loaded since libraries were frozen, they are frozen too."""
 HOLD_MARGIN_S, HOLD_FACTOR, LARGEST_HOLD_FACTOR, LONGEST_HOLD_S = 30e-6, 1.5, 20.0, 0.1
 """A hold lasts as long as the host needed to issue the sample, with some to spare; twice that where it was too short,
 until it is clear that the call itself waits for the device."""
@@ -381,6 +384,21 @@ def freeze_libraries() -> None:
     """
     gc.freeze()
     atexit.register(gc.unfreeze)
+
+
+def freeze_new_libraries() -> None:
+    """The same for libraries that cases loaded since (transformers, the compiler), where no model is alive.
+
+    Collecting them takes up to half a second, and there are several collections per case.
+    """
+    _freeze_again(len(sys.modules) // MANY_MODULES)
+
+
+@cache
+def _freeze_again(many_modules: int) -> None:
+    gc.unfreeze()
+    gc.collect()  # of what was frozen before, too: not everything that was alive then is a library
+    gc.freeze()
 
 
 @contextmanager

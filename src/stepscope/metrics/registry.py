@@ -57,7 +57,7 @@ class CaseInput:
     """A measured case and what its metrics need beside it."""
 
     def __init__(self, measured: MeasuredCase, peaks: Ceilings | None = None) -> None:
-        self.measured, self.result = measured, measured.result
+        self.measured, self.result, self.kind = measured, measured.result, measured.result.case.spec.kind
         self.peaks = peaks
         """Measured on the case's device in the same run; None: not measured."""
 
@@ -95,10 +95,13 @@ class Metric(NamedTuple):
     only_for: Callable[[CaseInput], bool] | None
     """Whether a table shows it for this case; None: always."""
 
+    def belongs_to(self, case: CaseInput) -> bool:
+        """Whether cases of its kind may have it."""
+        return not self.kinds or case.kind in self.kinds
+
     def evaluate(self, case: CaseInput) -> Outcome:
-        kind = case.result.case.spec.kind
-        if self.kinds and kind not in self.kinds:
-            return NotApplicable(f"a case of kind {kind} has no {self.title or self.name}")
+        if not self.belongs_to(case):
+            return NotApplicable(f"a case of kind {case.kind} has no {self.title or self.name}")
         if self.needs_times and case.summary is None:
             return NotApplicable("there are no times of a right result")
         try:
@@ -193,12 +196,15 @@ def forget_metrics(names: Iterable[str]) -> None:
 
 
 def evaluate_case(case: CaseInput) -> dict[str, Outcome]:
-    """Every metric of one case."""
-    return {name: one.evaluate(case) for name, one in list_metrics().items()}
+    """Every metric that cases of its kind may have."""
+    return {name: one.evaluate(case) for name, one in list_metrics().items() if one.belongs_to(case)}
+
+
+_NO_VALUE = (NotApplicable, Failed)
 
 
 def read_value(outcome: Outcome) -> Value | None:
-    return None if isinstance(outcome, NotApplicable | Failed) else outcome
+    return None if isinstance(outcome, _NO_VALUE) else outcome
 
 
 def with_peaks(cases: Iterable[MeasuredCase]) -> list[CaseInput]:
@@ -234,21 +240,11 @@ def flatten_case(case: CaseInput) -> dict[str, Any]:
         "readings": result.readings,
         "timing": result.timing,
         "kernels": result.kernels,
-        **list_values(case, outcomes),
+        **{name: read_value(one) for name, one in outcomes.items() if name not in Summary.__struct_fields__},
         **result.facts,
     }
     failed = {name: found.cause for name, found in outcomes.items() if isinstance(found, Failed)}
     return content | _list_times(case) | ({"failed_metrics": failed} if failed else {})
-
-
-def list_values(case: CaseInput, outcomes: dict[str, Outcome]) -> dict[str, Value | None]:
-    """Metrics of the case's kind; None where one does not apply to it. Statistics of its times have their own place."""
-    kind = case.result.case.spec.kind
-    return {
-        name: read_value(outcomes[name])
-        for name, one in list_metrics().items()
-        if name not in Summary.__struct_fields__ and (not one.kinds or kind in one.kinds)
-    }
 
 
 def _list_times(case: CaseInput) -> dict[str, Any]:

@@ -322,4 +322,4 @@ def text_width(text: str) -> int:
 
 def plain(text: str) -> str:
     """On one line and harmless to a terminal: control characters are written out."""
-    return text if text.isprintable() else escape_line(text)
+    return escape_line(text)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.bench.workloads.feed import to_device
 from stepscope.bench.workloads.findings import (
     HIGHEST,
     TOLERANCES,
@@ -25,18 +24,24 @@ from stepscope.bench.workloads.findings import (
     size_error,
     update_errors,
 )
-from stepscope.bench.workloads.precision import math_of, matmul_rounding, shape_module
-from stepscope.bench.workloads.protocol import EAGER, Change, Engine, Mode, Optimized, Precision, Task
+from stepscope.bench.workloads.precision import math_of, matmul_rounding, shape_module, to_device
+from stepscope.bench.workloads.protocol import (
+    EAGER,
+    Batch,
+    Change,
+    Engine,
+    Mode,
+    Optimized,
+    Outputs,
+    Precision,
+    Setting,
+    Task,
+)
 from stepscope.bench.workloads.request import SEED
 from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, InferStep, TrainStep, compile_pass
+from stepscope.core.lazy_torch import torch
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Outputs
-
-    LossOf = Callable[[Any], Any]
+LossOf = Callable[[Any], Any]
 
 ORDER = (0, 0, 0, 1, 0, 1)
 """Which of two batches each step of the convergence run takes; in longer ones rounding grows into another path."""
@@ -67,13 +72,9 @@ UPDATE = 1e-4
 def check_optimized(
     plain: Task,
     fast: Optimized,
+    setting: Setting,
     *,
-    mode: Mode,
-    precision: Precision,
-    device: str,
     batch_size: int,
-    backend: str = "inductor",
-    seed: int = SEED,
     at_once: int = 1,
     strict: Sequence[Finding] = (),
 ) -> CheckReport:
@@ -81,20 +82,18 @@ def check_optimized(
     differs, and in the precision that is scored. `plain` and `fast` must be made from deterministic sizes. `at_once`:
     batches whose gradients are added up for a step. `strict`: what was found in fp32, where that is known from another
     precision."""
-    reference = build_perturbed(plain, device=device, seed=seed)
+    reference = build_perturbed(plain, device=setting.device, seed=SEED)
     findings = list(strict)
-    for one in dict.fromkeys(("fp32", precision)):
+    for one in dict.fromkeys(("fp32", setting.precision)):
         if strict and one == "fp32":
             continue
-        side = _Side(plain, fast, reference, mode, one, device, batch_size, backend, seed, at_once)
-        findings += side.compare_training() if mode == "train" else side.compare_outputs()
+        side = _Side(plain, fast, reference, setting._replace(precision=one), batch_size, at_once)
+        findings += side.compare_training() if setting.mode == "train" else side.compare_outputs()
     return CheckReport(findings=findings)
 
 
-def build_perturbed(task: Task, *, device: str, seed: int) -> nn.Module:
+def build_perturbed(task: Task, *, device: str, seed: int) -> torch.nn.Module:
     """The plain module, with noise on everything that begins as a constant: biases, norms, their statistics."""
-    import torch
-
     torch.manual_seed(seed)
     with torch.device(device):
         module = task.build()
@@ -120,7 +119,7 @@ def build_perturbed(task: Task, *, device: str, seed: int) -> nn.Module:
 class _Unchanged(Optimized):
     """The ootb implementation in the place of a fast one: how far rounding alone takes it."""
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         return []
 
 
@@ -131,9 +130,7 @@ class _Perturbed(_Unchanged):
         super().__init__(plain)
         self._seed = seed
 
-    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
-        import torch
-
+    def convert(self, module: torch.nn.Module, *, mode: Mode, precision: Precision) -> torch.nn.Module:
         for parameter in module.parameters():
             generator = torch.Generator(parameter.device).manual_seed(self._seed)
             up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < 0.5
@@ -169,18 +166,23 @@ class _Side(NamedTuple):
 
     plain: Task
     fast: Optimized
-    reference: nn.Module
-    mode: Mode
-    precision: Precision
-    device: str
+    reference: torch.nn.Module
+    setting: Setting
     batch_size: int
-    backend: str
-    seed: int
     at_once: int = 1
 
+    @property
+    def precision(self) -> Precision:
+        return self.setting.precision
+
+    @property
+    def exact(self) -> Setting:
+        """That of the ootb implementation."""
+        return self.setting._replace(precision="fp32")
+
     def compare_outputs(self) -> list[Finding]:
-        plain_batch, fast_batch = self._batches(self.seed)
-        with math_of("fp32", mode="infer", device=self.device):
+        plain_batch, fast_batch = self._batches(SEED)
+        with math_of(self.exact):
             expected = self.plain.infer(self.reference.eval(), plain_batch)
         got = self.fast.unpack(self._run_captured(self._convert(), fast_batch), fast_batch)
         apart = compare_differences(got, expected, self.batch_size)
@@ -190,14 +192,13 @@ class _Side(NamedTuple):
             self._find("differences of examples", apart.error, MOST_SIZE, [apart.chance], MOST_DIFFERENCE),
         ]
 
-    def _run_captured(self, candidate: nn.Module, batch: dict[str, torch.Tensor]) -> Outputs:
+    def _run_captured(self, candidate: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Outputs:
         """As it is timed: where a graph is captured, on another batch than this one."""
         engine = self._engine()
         feed = [batch]
-        if engine.graph and self.device.startswith("cuda"):
-            feed = [self._batches(self.seed + 1)[1], batch]
-        how: dict[str, Any] = {"precision": self.precision, "device": self.device, "engine": engine}
-        step = InferStep(self.fast, candidate, feed, backend=self.backend, **how)
+        if engine.graph and self.setting.device.startswith("cuda"):
+            feed = [self._batches(SEED + 1)[1], batch]
+        step = InferStep(self.fast, candidate, feed, self.setting, engine=engine)
         step()
         assert step.outputs is not None
         return step.outputs
@@ -225,14 +226,12 @@ class _Side(NamedTuple):
             yield self._replace(fast=_Unchanged(self.plain))._train_fast(converge=converge)
             return
         for number in range(PERTURBATIONS):
-            yield self._replace(fast=_Perturbed(self.plain, self.seed + number))._train_fast(converge=converge)
+            yield self._replace(fast=_Perturbed(self.plain, SEED + number))._train_fast(converge=converge)
 
     def _compare_in_double(self) -> list[Finding]:
         """Not compiled: what compilers and kernels make of the same function is compared in fp32."""
-        import torch
-
         side = self._replace(batch_size=min(self.batch_size, DOUBLE_BATCH))
-        plain_batch, fast_batch = side._batches(self.seed)
+        plain_batch, fast_batch = side._batches(SEED)
         modules = copy.deepcopy(self.reference).train(), self._convert()
         found: list[tuple[float, dict[str, torch.Tensor]]] = []
         # Timing cuDNN's algorithms for every shape would take far longer than this one step.
@@ -255,13 +254,12 @@ class _Side(NamedTuple):
         """One step, not captured. The plain optimizer is given the optimized implementation's own gradients: what is
         left to differ is the update itself."""
         candidate = self._convert()
-        loss_of = compile_pass(self.fast, candidate, "train", self._engine(), self.backend)
-        _, batch = self._batches(self.seed)
+        loss_of = compile_pass(self.fast, candidate, self.setting, self._engine())
+        _, batch = self._batches(SEED)
         self._backward(loss_of, batch)
         gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
-        how: dict[str, Any] = {"precision": self.precision, "device": self.device, "accumulate": self.at_once}
-        batches = [self._batches(self.seed + i)[1] for i in range(self.at_once)]
-        TrainStep(self.fast, candidate, batches, loss_of=loss_of, **how)()
+        batches = [self._batches(SEED + i)[1] for i in range(self.at_once)]
+        TrainStep(self.fast, candidate, batches, self.setting, accumulate=self.at_once, loss_of=loss_of)()
         # Those that the step has used, but for weights that a backward pass updates itself and leaves without any.
         gradients |= self.fast.gradients(candidate)
         plain = copy.deepcopy(self.reference).train()
@@ -274,7 +272,7 @@ class _Side(NamedTuple):
         worst = max(errors, key=lambda name: as_order(errors[name]))
         return self._find("update", errors[worst], UPDATE, where=worst)
 
-    def _weights(self, candidate: nn.Module) -> dict[str, torch.Tensor]:
+    def _weights(self, candidate: torch.nn.Module) -> dict[str, torch.Tensor]:
         """By the plain module's names: they lie as their gradients do."""
         for parameter in candidate.parameters():
             parameter.grad = parameter.detach().clone()
@@ -322,13 +320,13 @@ class _Side(NamedTuple):
 
     def _train_plain(self) -> _Training:
         module = copy.deepcopy(self.reference).train()
-        batch, _ = self._batches(self.seed)
+        batch, _ = self._batches(SEED)
         with matmul_rounding("fp32"):
-            with math_of("fp32", mode="train", device=self.device):
+            with math_of(self.exact):
                 loss = self.plain.loss(module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         statistics = {name: one for name, one in self._moved(buffers_of(module)).items() if bool(one.any())}
-        losses = self._losses(self.plain, copy.deepcopy(self.reference).train(), 0, "fp32")
+        losses = self._losses(self.plain, copy.deepcopy(self.reference).train(), 0, self.exact)
         return _Training(float(loss.detach()), gradients_of(module), statistics, losses)
 
     def _train_fast(self, *, converge: bool = True) -> _Training:
@@ -336,24 +334,24 @@ class _Side(NamedTuple):
         module = copy.deepcopy(self.reference)
         # Optimized implementations use the plain one's norms as they are.
         buffers = buffers_of(module)
-        candidate = shape_module(self.fast, module, mode=self.mode, precision=self.precision)
+        candidate = shape_module(self.fast, module, self.setting)
         del module
-        loss_of = compile_pass(self.fast, candidate, "train", self._engine(), self.backend)
-        _, batch = self._batches(self.seed)
+        loss_of = compile_pass(self.fast, candidate, self.setting, self._engine())
+        _, batch = self._batches(SEED)
         loss = self._backward(loss_of, batch)
         gradients = {name: one.clone() for name, one in self.fast.gradients(candidate).items()}
         statistics = self._moved(buffers)
-        losses = self._losses(self.fast, candidate, 1, self.precision, loss_of) if converge else []
+        losses = self._losses(self.fast, candidate, 1, self.setting, loss_of) if converge else []
         return _Training(loss, gradients, statistics, losses)
 
     def _backward(self, loss_of: LossOf, batch: dict[str, torch.Tensor]) -> float:
         with matmul_rounding(self.precision):
-            with math_of(self.precision, mode="train", device=self.device):
+            with math_of(self.setting):
                 loss = loss_of(batch)
             loss.backward()
         return float(loss.detach())
 
-    def _moved(self, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _moved(self, buffers: Batch) -> dict[str, torch.Tensor]:
         before = buffers_of(self.reference)
         return {name: one.detach() - before[name] for name, one in buffers.items()}
 
@@ -369,20 +367,19 @@ class _Side(NamedTuple):
         return distances[worst], worst
 
     def _losses(
-        self, task: Task, module: nn.Module, side: int, precision: Precision, loss_of: LossOf | None = None
+        self, task: Task, module: torch.nn.Module, side: int, setting: Setting, loss_of: LossOf | None = None
     ) -> list[float | None]:
         """The loss of each step; None for those that a capture makes for itself before it."""
-        batches = [self._batches(self.seed + i)[side] for i in range(2)]
+        batches = [self._batches(SEED + i)[side] for i in range(2)]
         # A step's loss is that of its last batch.
         feed = [[*[batches[1 - i]] * (self.at_once - 1), batches[i]] for i in ORDER]
         engine, unseen = EAGER, 0
-        if loss_of is not None and self._engine().graph and self.device.startswith("cuda"):
+        if loss_of is not None and self._engine().graph and setting.device.startswith("cuda"):
             # The capture trains on its first batch a few times; then it is replayed on what follows.
             engine, unseen = Engine(graph=True), CAPTURE_WARMUPS
             feed = [feed[0], *feed[CAPTURE_WARMUPS:]]
-        how: dict[str, Any] = {"precision": precision, "device": self.device, "accumulate": self.at_once}
         given = [batch for batches in feed for batch in batches]
-        step = TrainStep(task, module, given, engine=engine, loss_of=loss_of, **how)
+        step = TrainStep(task, module, given, setting, engine=engine, accumulate=self.at_once, loss_of=loss_of)
         losses: list[float | None] = [None] * unseen
         for _ in range(STEPS - unseen):
             step()
@@ -390,19 +387,19 @@ class _Side(NamedTuple):
             losses.append(float(step.loss))
         return losses
 
-    def _convert(self) -> nn.Module:
+    def _convert(self) -> torch.nn.Module:
         """The optimized implementation of the reference, with weights of its own."""
-        return shape_module(self.fast, copy.deepcopy(self.reference), mode=self.mode, precision=self.precision)
+        return shape_module(self.fast, copy.deepcopy(self.reference), self.setting)
 
     def _batches(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """For the ootb implementation in fp32, and for the fast one in its precision."""
-        plain = self.plain.make_batch(self.batch_size, seed=seed, mode=self.mode)
-        fast = self.fast.make_batch(self.batch_size, seed=seed, mode=self.mode)
-        where: dict[str, Any] = {"device": self.device, "mode": self.mode}
-        return to_device(plain, precision="fp32", **where), to_device(fast, precision=self.precision, **where)
+        plain, fast = (
+            task.make_batch(self.batch_size, seed=seed, mode=self.setting.mode) for task in (self.plain, self.fast)
+        )
+        return to_device(plain, self.exact), to_device(fast, self.setting)
 
     def _engine(self) -> Engine:
-        return self.fast.engine(self.mode)
+        return self.fast.engine(self.setting.mode)
 
     def _find(  # noqa: PLR0917 - read as a row
         self, what: str, error: float, limit: float, noises: Sequence[float] = (), highest: float = 0.0, where: str = ""

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.bench.workloads.feed import Shapes, shapes_of, to_device
+from stepscope.bench.workloads.feed import Shapes, shapes_of
 from stepscope.bench.workloads.generation import Decoder, generate_plainly
-from stepscope.bench.workloads.precision import math_of
+from stepscope.bench.workloads.precision import math_of, to_device
+from stepscope.bench.workloads.protocol import Batch, Batches, Mode, Precision, Setting, Task
+from stepscope.core.lazy_torch import torch
 from stepscope.system import find_device_peak
 from stepscope.system.nvml import ask, find_nvml_index, import_nvml, start_nvml
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
-
 
 MOST_ON_HOST = 1 << 30
 """Weights of a model whose operations are counted on the host: a step of a larger one takes minutes there."""
 
 
-def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mode: Mode, device: str) -> int | None:
+def count_flops(task: Task, batches: Batches, *, mode: Mode, device: str) -> int | None:
     """Operations of one batch through the plain model, the mean over those given, forward and (in training) backward;
     of a decoder, to the last new token. Of batches of one shape the first stands for all.
 
@@ -33,7 +28,7 @@ def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mo
     followed without values; else one step is made, on the device if it can be counted there, else on the host if the
     model is not too large for it. None where it cannot.
     """
-    alike: dict[Shapes, list[Mapping[str, torch.Tensor]]] = {}
+    alike: dict[Shapes, list[Batch]] = {}
     for batch in batches:
         alike.setdefault(shapes_of(batch), []).append(batch)
     firsts = [group[0] for group in alike.values()]
@@ -48,26 +43,22 @@ def count_flops(task: Task, batches: Sequence[Mapping[str, torch.Tensor]], *, mo
 
 
 def _suits_a_host(task: Task) -> bool:
-    import torch
-
     with torch.device("meta"):
         return sum(one.numel() for one in task.build().parameters()) <= MOST_ON_HOST
 
 
-def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[int] | None:
+def _count_on(device: str, task: Task, mode: Mode, batches: Batches) -> list[int] | None:
     """Operations of each batch."""
-    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    counts = []
+    counts, setting = [], Setting(mode, "fp32", device)
     try:
         with torch.device(device):
             module = task.build()
         for batch in batches:
             counter = FlopCounterMode(display=False)
-            there = to_device(batch, device=device, precision="fp32", mode=mode)
-            with counter, math_of("fp32", mode=mode, device=device), countable_kernels(device):
-                _make_step(task, module, there, mode)
+            with counter, math_of(setting), countable_kernels(device):
+                _make_step(task, module, to_device(batch, setting), mode)
             counts.append(int(counter.get_total_flops()))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         return None
@@ -78,7 +69,6 @@ def _count_on(device: str, task: Task, mode: Mode, batches: Sequence[Mapping[str
 def countable_kernels(device: str) -> Iterator[None]:
     """Some layers are one operator of a library that nobody counts, and that not every machine has: recurrent ones,
     attention on a CPU."""
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     library: Any = torch.backends.mkldnn if device == "cpu" else torch.backends.cudnn
@@ -90,7 +80,7 @@ def countable_kernels(device: str) -> Iterator[None]:
         library.enabled = before
 
 
-def _make_step(task: Task, module: nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> None:
+def _make_step(task: Task, module: torch.nn.Module, batch: dict[str, torch.Tensor], mode: Mode) -> None:
     if mode == "train":
         task.loss(module.train(), batch).backward()  # type: ignore[no-untyped-call]
     elif isinstance(task, Decoder):
@@ -109,8 +99,6 @@ def find_peak(device: str, precision: Precision) -> Peak | None:
     """What the maker promises for this precision; None where nobody says."""
     if not device.startswith("cuda"):
         return None
-    import torch
-
     name = torch.cuda.get_device_name(device)
     found = find_device_peak(name)
     if found is None or precision not in found.flops:
@@ -125,8 +113,6 @@ class PeakMemory:
         self._device = device
         self._before: int | None = 0
         if device.startswith("cuda"):
-            import torch
-
             # What earlier models left behind, of which libraries keep some, is none of this one's.
             self._before = int(torch.cuda.memory_allocated(device))
             torch.cuda.reset_peak_memory_stats(device)
@@ -141,29 +127,34 @@ class PeakMemory:
         if self._before is None:
             return None
         if self._device.startswith("cuda"):
-            import torch
-
             return int(torch.cuda.max_memory_allocated(self._device)) - self._before
         found = re.search(r"^VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
         return int(found[1]) * 1024 if found else None
 
 
 class EnergyMeter:
-    """Joules a GPU has used since this was made; None where it does not count them."""
+    """Joules that a GPU uses for a step, between two moments at which the steps made so far are known."""
 
     def __init__(self, device: str) -> None:
         self._read_mj = _open_counter(device) if device.startswith("cuda") else lambda: None
-        self._start_mj = self._read_mj()
+        self._start: tuple[Any, int] | None = None
+        self.is_counted = self._read_mj() is not None
 
-    def read_j(self) -> float | None:
+    def begin(self, steps: int) -> None:
+        """Only the first time."""
+        if self._start is None and self.is_counted:
+            self._start = self._read_mj(), steps
+
+    def read_j_per_step(self, steps: int) -> float | None:
+        """None where the device does not count them, or no step was made."""
         now_mj = self._read_mj()
-        return None if now_mj is None or self._start_mj is None else float(now_mj - self._start_mj) / 1e3
+        if self._start is None or now_mj is None or steps == self._start[1]:
+            return None
+        return float(now_mj - self._start[0]) / 1e3 / (steps - self._start[1])
 
 
 def _open_counter(device: str) -> Callable[[], Any]:
     """What gives millijoules, or None."""
-    import torch
-
     nvml = import_nvml()
     if nvml is None or not start_nvml(nvml):
         return lambda: None

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.bench.workloads.precision import cast_batch
-from stepscope.bench.workloads.protocol import Optimized
+from stepscope.bench.workloads.precision import to_device
+from stepscope.bench.workloads.protocol import Batch, Batches, Mode, Optimized, Setting, Task
 from stepscope.core.errors import BadInputError, first_line
-
-if TYPE_CHECKING:
-    import torch
-
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
+from stepscope.core.lazy_torch import torch
 
 BATCHES = 4
 """Different batches that take turns, so that no step finds the last one's values in a cache."""
@@ -29,11 +24,11 @@ of further ones: some tasks make single examples all alike."""
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def shapes_of(batch: Mapping[str, torch.Tensor]) -> Shapes:
+def shapes_of(batch: Batch) -> Shapes:
     return tuple(sorted((name, tuple(one.shape)) for name, one in batch.items()))
 
 
-def count_round(batches: Sequence[Mapping[str, torch.Tensor]], *, at_once: int) -> int:
+def count_round(batches: Batches, *, at_once: int) -> int:
     """Steps of `at_once` batches after which each batch was taken equally often; 1 where all have one shape, as then
     any step stands for all."""
     if len({shapes_of(batch) for batch in batches}) == 1:
@@ -44,15 +39,15 @@ def count_round(batches: Sequence[Mapping[str, torch.Tensor]], *, at_once: int) 
 class Feed:
     """Where a step takes its batches from: its own take turns, until it is given others for a while."""
 
-    def __init__(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+    def __init__(self, batches: Iterable[Batch]) -> None:
         self._own = cycle(batches)
-        self._source: Iterator[Mapping[str, torch.Tensor]] = self._own
+        self._source: Iterator[Batch] = self._own
 
-    def take(self) -> Mapping[str, torch.Tensor]:
+    def take(self) -> Batch:
         return next(self._source)
 
     @contextmanager
-    def of(self, others: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[None]:
+    def of(self, others: Iterable[Batch]) -> Iterator[None]:
         """Afterwards the others are closed: a loader's processes end there."""
         source = iter(others)
         self._source = source
@@ -74,8 +69,6 @@ def read_batches(
 ) -> list[dict[str, torch.Tensor]]:
     """A user's batches: a file of torch.save with a list of dicts, laid out as the benchmark's own synthetic ones.
     `any_shape`: an optimized implementation has a graph for each shape, not one for all batches."""
-    import torch
-
     plain = task.plain if isinstance(task, Optimized) else task
     wanted = find_layout(plain, batch_size=batch_size, mode=mode)
     form = ", ".join(f"{name} {one.dtype}{one.format_shape()}" for name, one in wanted.items())
@@ -162,8 +155,6 @@ def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]
 
 def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
     """What keeps a batch from standing in for a synthetic one."""
-    import torch
-
     if not isinstance(batch, dict) or set(batch) != set(wanted):
         return f"must hold the inputs {', '.join(sorted(wanted))}"
     sizes: dict[str, int] = {}
@@ -176,24 +167,13 @@ def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
     return None
 
 
-def to_device(
-    batch: Mapping[str, torch.Tensor], *, device: str, precision: Precision, mode: Mode
-) -> dict[str, torch.Tensor]:
-    return cast_batch({name: one.to(device, non_blocking=True) for name, one in batch.items()}, precision, mode)
-
-
 class Loader:
     """Batches copied by worker processes, pinned, and sent to the device while the last step runs; never ends."""
 
-    def __init__(
-        self, batches: list[dict[str, torch.Tensor]], *, device: str, precision: Precision, mode: Mode, workers: int
-    ) -> None:
-        self._batches, self._workers = batches, workers
-        self._to_device = partial(to_device, device=device, precision=precision, mode=mode)
+    def __init__(self, batches: Batches, setting: Setting, *, workers: int) -> None:
+        self._batches, self._setting, self._workers = batches, setting, workers
         self._side: Any = None
-        if device.startswith("cuda"):
-            import torch
-
+        if setting.device.startswith("cuda"):
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -219,16 +199,12 @@ class Loader:
     def _send(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """On a GPU beside the work of the step before."""
         if self._side is None:
-            return self._to_device(batch)
-        import torch
-
+            return to_device(batch, self._setting)
         with torch.cuda.stream(self._side):
-            return self._to_device(batch)
+            return to_device(batch, self._setting)
 
     def _receive(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self._side is not None:
-            import torch
-
             here = torch.cuda.current_stream()
             here.wait_stream(self._side)
             for one in batch.values():
@@ -248,7 +224,7 @@ def make_clean_context() -> Any:
 class _Copies:
     """What a worker does for every batch: read it, and put it together anew."""
 
-    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
+    def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
     def __len__(self) -> int:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.bench.workloads.protocol import Precision
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Outputs
+from stepscope.bench.workloads.protocol import Batch, Outputs, Precision
+from stepscope.core.lazy_torch import torch
 
 
 class Tolerance(NamedTuple):
@@ -86,18 +81,18 @@ FAINT = 1e-3
 """A gradient counts with at least this share of all gradients together: rounding is most of a smaller one."""
 
 
-def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
+def gradients_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
 
 
-def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Those that are kept with the weights: statistics of norms."""
     kept = module.state_dict(keep_vars=True)
     return {name: one for name, one in module.named_buffers() if name in kept and one.is_floating_point()}
 
 
 def update_errors(
-    got: Mapping[str, torch.Tensor], expected: nn.Module, before: nn.Module, added: Mapping[str, int] | None = None
+    got: Batch, expected: torch.nn.Module, before: torch.nn.Module, added: Mapping[str, int] | None = None
 ) -> dict[str, float]:
     """How far each weight is from where it should be, beyond what its last bit explains, to how far it should move.
 
@@ -180,19 +175,19 @@ def _listed(outputs: Outputs) -> list[torch.Tensor]:
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
-def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
+def _distance(got: torch.Tensor, expected: torch.Tensor, least: float = 0.0) -> float:
+    """`least`: the expected counts as if it were as large."""
     if got.shape != expected.shape:
         return float("inf")
     expected = expected.double()
-    norm = float(expected.norm())
-    return float((got.double() - expected).norm()) / max(norm, 1e-30)
+    return float((got.double() - expected).norm()) / max(float(expected.norm()), least, 1e-30)
 
 
 def loss_error(got: float, expected: float) -> float:
     return abs(got - expected) / max(abs(expected), 1e-12)
 
 
-def size_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+def size_error(got: Batch, expected: Batch) -> float:
     """How far all gradients together, measured along the right ones, are from being as long as those."""
     along = whole = 0.0
     for name, theirs in expected.items():
@@ -203,19 +198,13 @@ def size_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Ten
     return abs(along / max(whole, 1e-30) - 1)
 
 
-def named_errors(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def named_errors(got: Batch, expected: Batch) -> dict[str, float]:
     """The relative error of each of the expected; a missing one is infinitely wrong."""
     whole = sum(float(_dense(one).double().norm()) ** 2 for one in expected.values()) ** 0.5
-    errors: dict[str, float] = {}
-    for name, theirs in expected.items():
-        ours = got.get(name)
-        if ours is None or ours.shape != theirs.shape:
-            errors[name] = float("inf")
-            continue
-        right = _dense(theirs).double()
-        scale = max(float(right.norm()), FAINT * whole, 1e-30)
-        errors[name] = float((_dense(ours).double() - right).norm()) / scale
-    return errors
+    return {
+        name: _distance(_dense(got[name]), _dense(theirs), FAINT * whole) if name in got else float("inf")
+        for name, theirs in expected.items()
+    }
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -5,30 +5,23 @@ from __future__ import annotations
 import copy
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stepscope.bench.workloads.check import MOST_DIFFERENCE, build_perturbed
-from stepscope.bench.workloads.feed import Feed, to_device
+from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.findings import TOLERANCES, CheckReport, Finding, compare_differences, relative_error
-from stepscope.bench.workloads.precision import math_of, shape_module
-from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized, Precision, Task
+from stepscope.bench.workloads.precision import math_of, shape_module, to_device
+from stepscope.bench.workloads.protocol import EAGER, Batch, Engine, Optimized, Precision, Setting, Task
 from stepscope.bench.workloads.request import SEED
-from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
-from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, compiled
+from stepscope.bench.workloads.steps import CAPTURE_WARMUPS, capture, capture_fed, compiled
 from stepscope.core.errors import UsageError
-from stepscope.measure import Device, WallClock, no_garbage_collection
-from stepscope.records import LatencyTarget, Notice
-from stepscope.records.kinds import Serving
+from stepscope.core.lazy_torch import torch
+from stepscope.measure import Device, WallClock
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from stepscope.measure.device import Clock
-
-    Batch = Mapping[str, torch.Tensor]
 
 
 State = Any
@@ -39,15 +32,15 @@ class Decoder(Task):
     """A task that also generates. `infer` gives the logits after the last token of every prompt."""
 
     @abstractmethod
-    def reserve(self, module: nn.Module, batch: Batch, new_tokens: int) -> State:
+    def reserve(self, module: torch.nn.Module, batch: Batch, new_tokens: int) -> State:
         """Room for the prompts of a batch of this shape and so many tokens after them. Not timed: a server keeps it."""
 
     @abstractmethod
-    def begin(self, module: nn.Module, batch: Batch, state: State) -> None:
+    def begin(self, module: torch.nn.Module, batch: Batch, state: State) -> None:
         """Prefill: takes the prompts in and chooses the first token of each. What the state held before is gone."""
 
     @abstractmethod
-    def advance(self, module: nn.Module, state: State) -> None:
+    def advance(self, module: torch.nn.Module, state: State) -> None:
         """One more token for every sequence: the likeliest."""
 
     @abstractmethod
@@ -63,7 +56,7 @@ class Decoder(Task):
         """Puts these in the place of the tokens chosen last: the sequences go on from there."""
 
 
-def generate_plainly(task: Decoder, module: nn.Module, batch: Batch) -> Iterator[str]:
+def generate_plainly(task: Decoder, module: torch.nn.Module, batch: Batch) -> Iterator[str]:
     """All tokens of a batch, as written; says after each part what it was."""
     tokens = int(task.sizes["new_tokens"])
     state = task.reserve(module, batch, tokens)
@@ -90,13 +83,11 @@ class DecoderRunner:
     def __init__(
         self,
         task: Decoder,
-        module: nn.Module,
+        module: torch.nn.Module,
+        setting: Setting,
         *,
         new_tokens: int,
-        precision: Precision,
-        device: str,
         engine: Engine = EAGER,
-        backend: str = "inductor",
     ) -> None:
         self.task = task
         self.state: State = None
@@ -104,11 +95,10 @@ class DecoderRunner:
         self._module = module
         # Captures run the decode step a few times before it counts: there must be room for those tokens, too.
         self._room = max(new_tokens, CAPTURE_WARMUPS + 2)
-        self._precision: Precision = precision
-        self._device = device
-        self._graph = engine.graph and device.startswith("cuda")
-        self._prefill = compiled(lambda pair: task.begin(module, *pair), engine, backend)
-        self._decode = compiled(lambda state: task.advance(module, state), engine, backend)
+        self._setting = setting
+        self._graph = engine.graph and setting.device.startswith("cuda")
+        self._prefill = compiled(lambda pair: task.begin(module, *pair), engine, setting.backend)
+        self._decode = compiled(lambda state: task.advance(module, state), engine, setting.backend)
         self._places: dict[tuple[Any, ...], _Place] = {}
         self._next: Callable[[], None] | None = None
 
@@ -129,32 +119,21 @@ class DecoderRunner:
         return self.task.tokens(self.state)
 
     def _make_place(self, batch: Batch) -> _Place:
-        with self._math():
+        with math_of(self._setting):
             state = self.task.reserve(self._module, batch, self._room)
         if not self._graph:
             return _Place(state, lambda one: self._run_prefill(one, state), lambda: self._run_decode(state))
-        static = {name: one.clone() for name, one in batch.items()}
-        replay_begin = capture(lambda: self._run_prefill(static, state))
-        replay_begin()  # a state to decode from: the capture itself computes nothing
-        replay_advance = capture(lambda: self._run_decode(state))
-
-        def begin(one: Batch) -> None:
-            for name, tensor in one.items():
-                static[name].copy_(tensor, non_blocking=True)
-            replay_begin()
-
-        return _Place(state, begin, replay_advance)
+        begin = capture_fed(lambda batches: self._run_prefill(batches[0], state), [batch])
+        begin([batch])  # a state to decode from: the capture itself computes nothing
+        return _Place(state, lambda one: begin([one]), capture(lambda: self._run_decode(state)))
 
     def _run_prefill(self, batch: Batch, state: State) -> None:
-        with self._math():
+        with math_of(self._setting):
             self._prefill((batch, state))
 
     def _run_decode(self, state: State) -> None:
-        with self._math():
+        with math_of(self._setting):
             self._decode(state)
-
-    def _math(self) -> Any:
-        return math_of(self._precision, mode="infer", device=self._device)
 
 
 class _Place(NamedTuple):
@@ -193,49 +172,37 @@ def time_generation(
 
 
 def check_generation(
-    plain: Decoder,
-    fast: Decoder,
-    *,
-    precision: Precision,
-    device: str,
-    batch_size: int,
-    new_tokens: int,
-    backend: str = "inductor",
-    seed: int = SEED,
+    plain: Decoder, fast: Decoder, setting: Setting, *, batch_size: int, new_tokens: int
 ) -> CheckReport:
     """The ootb implementation writes in fp32; the optimized implementation is led along its tokens and must give the
     same logits at each one. So a near-tie that two roundings decide differently is no error, and everything after it is
     still compared. `plain` and `fast` must be made from deterministic sizes."""
-    import torch
-
     if not isinstance(fast, Optimized):
         raise UsageError(
             f"{type(fast).__name__} is not an optimized implementation", hint="pass a class derived from Optimized"
         )
-    reference = build_perturbed(plain, device=device, seed=seed)
-    step = DecoderRunner(plain, copy.deepcopy(reference).eval(), new_tokens=new_tokens, precision="fp32", device=device)
-    expected = _write(step, _prompts(plain, batch_size, seed, "fp32", device), new_tokens)
+    exact = setting._replace(precision="fp32")
+    reference = build_perturbed(plain, device=setting.device, seed=SEED)
+    step = DecoderRunner(plain, copy.deepcopy(reference).eval(), exact, new_tokens=new_tokens)
+    expected = _write(step, _prompts(plain, batch_size, SEED, exact), new_tokens)
     chosen = step.tokens()
     del step
     gc.collect()  # steps refer to themselves; a large model's weights must not be there once more
     findings: list[Finding] = []
-    for one in dict.fromkeys(("fp32", precision)):
-        module = shape_module(fast, copy.deepcopy(reference), mode="infer", precision=one)
-        engine = fast.engine("infer")
-        led = DecoderRunner(
-            fast, module, new_tokens=new_tokens, precision=one, device=device, engine=engine, backend=backend
-        )
+    for one in dict.fromkeys((exact, setting)):
+        module = shape_module(fast, copy.deepcopy(reference), one)
+        led = DecoderRunner(fast, module, one, new_tokens=new_tokens, engine=fast.engine("infer"))
         with torch.inference_mode():
             # Where a graph is captured, it is on another batch than the one that is compared.
-            led.begin(_prompts(fast, batch_size, seed + 1, one, device))
-            findings += _follow(led, _prompts(fast, batch_size, seed, one, device), expected, chosen, one)
+            led.begin(_prompts(fast, batch_size, SEED + 1, one))
+            findings += _follow(led, _prompts(fast, batch_size, SEED, one), expected, chosen, one.precision)
         del module, led
         gc.collect()
     return CheckReport(findings=findings)
 
 
-def _prompts(task: Task, count: int, seed: int, precision: Precision, device: str) -> dict[str, torch.Tensor]:
-    return to_device(task.make_batch(count, seed=seed, mode="infer"), device=device, precision=precision, mode="infer")
+def _prompts(task: Task, count: int, seed: int, setting: Setting) -> dict[str, torch.Tensor]:
+    return to_device(task.make_batch(count, seed=seed, mode="infer"), setting)
 
 
 def _write(step: DecoderRunner, batch: Batch, new_tokens: int) -> list[torch.Tensor]:
@@ -288,37 +255,3 @@ class GenerationStep:
     def __call__(self) -> None:
         how: dict[str, Any] = {"clock": WallClock(), "synchronise": self._device.synchronize}
         self.times.append(time_generation(self.runner, self.feed.take(), new_tokens=self.new_tokens, **how))
-
-
-def serve_requests(
-    step: GenerationStep,
-    batches: Mapping[int, Batch],
-    *,
-    rate_per_s: float,
-    requests: int,
-    device: Device,
-    seed: int,
-    target: LatencyTarget | None,
-) -> tuple[Serving, list[Notice]]:
-    """An open loop: arrivals do not wait for answers. Every size of batch is tried once before."""
-    server = DecoderServer(step.runner, batches)
-    for size in batches:
-        server.begin(range(size))
-        server.advance()
-    device.synchronize()
-    with no_garbage_collection():
-        result = serve(
-            make_arrivals(rate_per_s, requests, seed=seed), server, new_tokens=step.new_tokens, max_batch=max(batches),
-            clock=WallClock(), synchronise=device.synchronize,
-        )  # fmt: skip
-    serving = Serving(
-        requests=len(result.requests),
-        achieved_per_s=result.achieved_per_s,
-        busy_share=result.busy_share,
-        longest_queue=result.longest_queue,
-        above_capacity=result.above_capacity,
-        offered_per_s=result.offered_per_s,
-        missed_latency=result.misses(target) if target is not None else None,
-        **result.percentiles(),
-    )
-    return serving, [Notice(kind="overloaded", message=result.notice)] if result.notice else []

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from stepscope.bench.workloads.protocol import Optimized
+from stepscope.bench.workloads.protocol import Batch, Optimized, Precision, Setting, Task
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from stepscope.bench.workloads.protocol import Mode, Precision, Task
 
 
 @contextmanager
@@ -31,53 +29,54 @@ def matmul_rounding(precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def math_of(precision: Precision, *, mode: Mode, device: str) -> Iterator[None]:
+def math_of(setting: Setting) -> Iterator[None]:
     """Around the forward pass: in training bf16 and fp8 are autocast over fp32 weights; tf32 rounds matmuls."""
     import torch
 
-    kind = device.partition(":")[0]
     with ExitStack() as scope:
-        scope.enter_context(matmul_rounding(precision))
-        if mode == "train" and precision in ("bf16", "fp8"):
+        scope.enter_context(matmul_rounding(setting.precision))
+        if setting.mode == "train" and setting.precision in ("bf16", "fp8"):
             # A cache of cast weights would outlive a captured graph.
+            kind = setting.device.partition(":")[0]
             scope.enter_context(torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False))
-        if mode == "infer":
+        if setting.mode == "infer":
             scope.enter_context(torch.inference_mode())
         yield
 
 
-def storage_dtype(precision: Precision, mode: Mode) -> torch.dtype:
+def storage_dtype(setting: Setting) -> torch.dtype:
     """Dtype of weights and float inputs: halves are stored as such for inference, and for pure-half training."""
     import torch
 
-    if precision == "fp16":
+    if setting.precision == "fp16":
         return torch.float16
-    if precision in ("bf16", "fp8") and mode == "infer":
+    if setting.precision in ("bf16", "fp8") and setting.mode == "infer":
         return torch.bfloat16
     return torch.float32
 
 
-def shape_module(task: Task, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+def shape_module(task: Task, module: nn.Module, setting: Setting) -> nn.Module:
     """As it is run: in its optimized implementation where the task is one, its weights as the precision holds them."""
     import torch
 
-    module.train(mode == "train")
+    module.train(setting.mode == "train")
     if isinstance(task, Optimized):
-        module = task.convert(module, mode=mode, precision=precision)
-    dtype = storage_dtype(precision, mode)
+        module = task.convert(module, mode=setting.mode, precision=setting.precision)
+    dtype = storage_dtype(setting)
     return module if dtype == torch.float32 else module.to(dtype)
 
 
-def build_module(task: Task, *, mode: Mode, precision: Precision, device: str, seed: int) -> nn.Module:
+def build_module(task: Task, setting: Setting, *, seed: int) -> nn.Module:
     import torch
 
     torch.manual_seed(seed)
-    with torch.device(device):
+    with torch.device(setting.device):
         module = task.build()
-    return shape_module(task, module, mode=mode, precision=precision)
+    return shape_module(task, module, setting)
 
 
-def cast_batch(batch: Mapping[str, torch.Tensor], precision: Precision, mode: Mode) -> dict[str, torch.Tensor]:
+def to_device(batch: Batch, setting: Setting) -> dict[str, torch.Tensor]:
     """Floats take the dtype of the weights; whole numbers stay."""
-    dtype = storage_dtype(precision, mode)
-    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in batch.items()}
+    dtype = storage_dtype(setting)
+    moved = {name: one.to(setting.device, non_blocking=True) for name, one in batch.items()}
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in moved.items()}

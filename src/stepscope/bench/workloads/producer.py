@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from stepscope.bench.workloads.facts import EnergyMeter, Peak, PeakMemory, count_flops, find_peak
-from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches, to_device
-from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep, serve_requests
-from stepscope.bench.workloads.precision import build_module
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.feed import Loader, count_round, make_batches, read_batches
+from stepscope.bench.workloads.generation import Decoder, DecoderRunner, GenerationStep
+from stepscope.bench.workloads.precision import build_module, to_device
+from stepscope.bench.workloads.protocol import EAGER, Batches, Optimized, Setting, Task
 from stepscope.bench.workloads.request import (
     LOADER_STEPS,
     LOADER_TIME_S,
@@ -29,13 +29,24 @@ from stepscope.bench.workloads.request import (
     require_samples,
 )
 from stepscope.bench.workloads.search import next_cases
+from stepscope.bench.workloads.serving import DecoderServer, make_arrivals, serve
 from stepscope.bench.workloads.shared import count_share, name_unused, open_share, shard
 from stepscope.bench.workloads.steps import InferStep, TrainStep, clear_up, forget_compiled, require_sound
 from stepscope.bench.workloads.user import prepare_user_model, require_unchanged
 from stepscope.bench.workloads.verify import UNCHECKED, Verifier, describe_changes
 from stepscope.core.errors import first_line
 from stepscope.launch.worker import Session
-from stepscope.measure import CudaDevice, Device, Measurement, MeasureSettings, WallClock, measure, open_device
+from stepscope.measure import (
+    CudaDevice,
+    Device,
+    Measurement,
+    MeasureSettings,
+    WallClock,
+    freeze_new_libraries,
+    measure,
+    no_garbage_collection,
+    open_device,
+)
 from stepscope.records import Case, Notice, Score, WorkloadRequest, describe_exception, is_out_of_memory
 from stepscope.records.kinds import Serving, UserModelSpec, WorkloadObserved
 from stepscope.run.control import Alone, Control, TorchControl
@@ -45,11 +56,6 @@ from stepscope.run.ranks import BarrierPeers, CaseSkipped, Ranks
 from stepscope.run.recorded import record_steps
 from stepscope.store import TPOT, TTFT, MeasuredCase, StoredRun
 from stepscope.store.view import LOADER
-
-if TYPE_CHECKING:
-    import torch
-
-    Batches = list[dict[str, torch.Tensor]]
 
 T = TypeVar("T")
 Step = TrainStep | InferStep | GenerationStep
@@ -129,10 +135,13 @@ class WorkloadProducer(Producer):
         """What was compiled for a benchmark and batch size serves its other precisions and its check, nothing else.
         Models that wait for the garbage collector, as FSDP's do, would count as memory of the next case."""
         wanted = (parsed.case.benchmark.id, parsed.batch_size)
-        if self._compiled_for != wanted or parsed.spec.parallel is not None:
+        nothing_stays = self._compiled_for != wanted or parsed.spec.parallel is not None
+        if nothing_stays:
             forget_compiled()
         self._compiled_for = wanted
         clear_up(self.device.name)
+        if nothing_stays:
+            freeze_new_libraries()
 
     def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
         """Rank 0's facts are those of the case; memory of the rank that needs most; energy and peaks of all devices
@@ -184,28 +193,6 @@ def _count_examples(parsed: ParsedCase) -> int:
     return parsed.batch_size * count_accumulated(parsed)
 
 
-class StepEnergy:
-    """From the first step that warms up to the last that is timed: nothing before or after is in it."""
-
-    def __init__(self, device: str, count_steps: Callable[[], int]) -> None:
-        self._device, self._count_steps = device, count_steps
-        self._meter: EnergyMeter | None = None
-        self._before = 0
-        self.is_counted = EnergyMeter(device).read_j() is not None
-        self.j_per_step: float | None = None
-
-    def begin(self) -> None:
-        """Only the first time."""
-        if self._meter is None:
-            self._meter, self._before = EnergyMeter(self._device), self._count_steps()
-
-    def end(self) -> None:
-        joules = self._meter.read_j() if self._meter is not None else None
-        steps = self._count_steps() - self._before
-        if joules is not None and steps:
-            self.j_per_step = joules / steps
-
-
 class ModelCase:
     """One case on this rank, from its model to what stands beside its times. Each call is a step. A process has the
     whole model, or ranks share it: then every rank takes part in all of this, or the case ends on all of them."""
@@ -213,6 +200,7 @@ class ModelCase:
     def __init__(self, parsed: ParsedCase, producer: WorkloadProducer) -> None:
         self._parsed, self._ranks, self._request = parsed, producer.ranks, producer.request
         self._device, self._producer = producer.device, producer
+        self._setting = Setting(parsed.mode, parsed.precision, self._device.name, self._request.compile_backend)
         self._parallel = parsed.spec.parallel
         self._peers = BarrierPeers(producer.ranks, parsed.case) if self._parallel else None
         self._batches: Batches = []
@@ -220,6 +208,8 @@ class ModelCase:
         self._round_steps = 1
         """Above 1: batches differ in shape, and only so many steps together stand for all."""
         self._calls = 0
+        self._j_per_step: float | None = None
+        """From the first step that warms up to the last that is timed: nothing before or after is in it."""
 
     def __call__(self) -> None:
         """Through here, so that the model can be given up while the case still has its body."""
@@ -238,7 +228,11 @@ class ModelCase:
         self._together(self._step_once_round)  # what a way of sharing cannot do, or is compiled for a shape, shows here
         setup_s = time.perf_counter() - start
         self._settings = self._keep_rounds(choose_settings(parsed, self._request.settings, device))
-        energy = self._energy = StepEnergy(device.name, lambda: self._calls)
+        energy = EnergyMeter(device.name)
+
+        def read_energy(_: Measurement) -> None:
+            self._j_per_step = energy.read_j_per_step(self._calls)
+
         return Prepared(
             body=self,
             score=None if self._is_unchecked else Score(unit="ex/s", work=float(_count_examples(parsed))),
@@ -246,8 +240,8 @@ class ModelCase:
             observed=WorkloadObserved(setup_s=setup_s) | self._describe(),
             settings=self._settings,
             peers=self._peers,
-            before_sample=energy.begin if energy.is_counted else None,
-            on_measured=lambda measurement: energy.end(),
+            before_sample=(lambda: energy.begin(self._calls)) if energy.is_counted else None,
+            on_measured=read_energy,
             finish=self._finish,
             close=self._release,
         )
@@ -282,26 +276,20 @@ class ModelCase:
     def _open(self) -> Step:
         parsed, device = self._parsed, self._device
         if self._parallel:
-            step, self._batches = open_share(parsed, self._parallel, device.name, self._request.compile_backend)
+            step, self._batches = open_share(parsed, self._parallel, self._setting)
             return step
         task = parsed.workload.make_task(parsed.scale)
         self._batches = self._batches or self._make_batches(task)
-        kind: dict[str, Any] = {"mode": parsed.mode, "precision": parsed.precision, "device": device.name}
-        module = build_module(task, seed=SEED, **kind)
-        ready = [to_device(one, **kind) for one in self._batches]
-        how: dict[str, Any] = {
-            "precision": parsed.precision,
-            "device": device.name,
-            "engine": task.engine(parsed.mode) if isinstance(task, Optimized) else EAGER,
-            "backend": self._request.compile_backend,
-        }
+        setting, engine = self._setting, task.engine(parsed.mode) if isinstance(task, Optimized) else EAGER
+        module = build_module(task, setting, seed=SEED)
+        ready = [to_device(one, setting) for one in self._batches]
         if parsed.mode == "train":
-            return TrainStep(task, module, ready, accumulate=count_accumulated(parsed), **how)
+            return TrainStep(task, module, ready, setting, engine=engine, accumulate=count_accumulated(parsed))
         if isinstance(task, Decoder):
             tokens = int(task.sizes["new_tokens"])
-            runner = DecoderRunner(task, module, new_tokens=tokens, **how)
+            runner = DecoderRunner(task, module, setting, new_tokens=tokens, engine=engine)
             return GenerationStep(runner, ready, new_tokens=tokens, device=device)
-        return InferStep(task, module, ready, **how)
+        return InferStep(task, module, ready, setting, engine=engine)
 
     def _together(self, body: Callable[[], T]) -> T:
         return self._ranks.together(partial(self._guarded, body), exchanges=self._parallel is not None)
@@ -373,7 +361,7 @@ class ModelCase:
         if parsed.spec.is_try:
             extra.observed = facts | WorkloadObserved(check="not made: a try") if self._is_fast else facts
             return measurement, extra
-        found.energy_j = self._energy.j_per_step
+        found.energy_j = self._j_per_step
         if isinstance(self._step, GenerationStep) and request.rate_per_s is not None:
             serve = partial(self._serve, self._step, request.rate_per_s)
             if served := self._beside("requests were not served", serve, extra.notices):
@@ -425,24 +413,31 @@ class ModelCase:
         return [Notice(kind="few_for_percentile", message=message, hint="raise --max-time and --min-samples")]
 
     def _serve(self, step: GenerationStep, rate_per_s: float) -> tuple[Serving, list[Notice]]:
-        """With a batch ready for every power of two up to the case's."""
+        """An open loop: arrivals do not wait for answers. There is a batch for every power of two up to the case's, and
+        every size is tried once before."""
         parsed, task = self._parsed, self._parsed.workload.make_task(self._parsed.scale)
         sizes = {min(1 << power, parsed.batch_size) for power in range(parsed.batch_size.bit_length() + 1)}
-        how: dict[str, Any] = {"device": self._device.name, "precision": parsed.precision, "mode": "infer"}
-        batches = {size: to_device(task.make_batch(size, seed=SEED, mode="infer"), **how) for size in sizes}
-        return serve_requests(
-            step, batches, rate_per_s=rate_per_s, requests=self._request.requests, device=self._device, seed=SEED,
-            target=parsed.workload.declared.latency_target,
-        )  # fmt: skip
+        batches = {size: to_device(task.make_batch(size, seed=SEED, mode="infer"), self._setting) for size in sizes}
+        server = DecoderServer(step.runner, batches)
+        for size in batches:
+            server.begin(range(size))
+            server.advance()
+        self._device.synchronize()
+        with no_garbage_collection():
+            result = serve(
+                make_arrivals(rate_per_s, self._request.requests, seed=SEED), server, new_tokens=step.new_tokens,
+                max_batch=max(batches), clock=WallClock(), synchronise=self._device.synchronize,
+            )  # fmt: skip
+        notices = [Notice(kind="overloaded", message=result.notice)] if result.notice else []
+        return result.describe(parsed.workload.declared.latency_target), notices
 
     def _time_with_loader(self, measurement: Measurement) -> list[float]:
         """Seconds per step when every batch comes through worker processes and is sent to the device."""
         parsed, step, workers = self._parsed, self._step, self._request.loader_workers
         assert step is not None
         assert workers is not None
-        how: dict[str, Any] = {"device": self._device.name, "precision": parsed.precision, "mode": parsed.mode}
         iterations = math.lcm(measurement.iterations[-1], self._round_steps)
-        with step.feed.of(Loader(self._batches, workers=workers, **how)):
+        with step.feed.of(Loader(self._batches, self._setting, workers=workers)):
             fed = measure(
                 self._step_and_wait if parsed.mode == "infer" else self,
                 settings=_shorten(self._settings, iterations),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Batch: TypeAlias = "Mapping[str, torch.Tensor]"
+Batches: TypeAlias = "Sequence[Batch]"
 Outputs: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -32,19 +35,28 @@ class Task(ABC):
         """So many examples on the host, the same for the same seed on every machine. Never timed."""
 
     @abstractmethod
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Forward and loss of a training step: a scalar."""
 
     @abstractmethod
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         """What a caller of the model gets."""
 
     @abstractmethod
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer: ...
 
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """For steps that add gradients up, over batches or ranks, before they use them."""
+        return self.make_optimizer(module)
+
+    parts: tuple[str, ...] = ()
+    """Names of the modules that are sharded and gathered one by one when the model is spread over ranks; `*` stands for
+    the number of a layer. Empty: the module's children."""
+
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """Parts that are sharded and gathered one by one when the model is spread over ranks."""
-        return list(module.children())
+        wanted = re.compile("|".join(re.escape(part).replace(r"\*", r"\d+") for part in self.parts))
+        named = [one for name, one in module.named_modules() if wanted.fullmatch(name)]
+        return named if self.parts else list(module.children())
 
     def shard(self) -> Task | None:
         """This task as one rank of the process group sees it, its tables spread over all; None: it has none."""
@@ -64,6 +76,8 @@ class Change(NamedTuple):
 
     name: str
     what: str
+    precisions: Sequence[Precision] = PRECISIONS
+    """Those in which it is done."""
 
 
 class Engine(NamedTuple):
@@ -81,12 +95,26 @@ class Engine(NamedTuple):
 EAGER = Engine()
 
 
+class Setting(NamedTuple):
+    """How steps are made: all about them but the model."""
+
+    mode: Mode
+    precision: Precision
+    device: str
+    backend: str = "inductor"
+    """Of torch.compile."""
+
+
 class Optimized(Task):
     """The optimized implementation of a task. What is not said otherwise is done as the plain task does it."""
 
     repeated: tuple[str, ...] = ()
     """Names of classes in the fast module that are compiled one by one where the engine compiles: layers that are
     alike are compiled once, which takes seconds where the whole takes minutes. Empty: the step is compiled as one."""
+
+    early_change: str | None = None
+    """Name of the change by which the backward pass makes updates itself. It cannot where gradients are added up first,
+    as what one batch or rank gives is no update yet: `make_late_optimizer` makes them all."""
 
     def __init__(self, plain: Task) -> None:
         super().__init__(plain.sizes)
@@ -108,19 +136,19 @@ class Optimized(Task):
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         return self.collate(self.plain.make_batch(count, seed=seed, mode=mode), mode=mode)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return self.plain.loss(module, batch)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         return self.plain.infer(module, batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         return self.plain.make_optimizer(module)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return self.plain.blocks(module)
+        return super().blocks(module) if self.parts else self.plain.blocks(module)
 
-    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def unpack(self, outputs: Outputs, batch: Batch) -> Outputs:
         """Outputs of an arranged batch as the ootb implementation gives them for the plain batch."""
         return outputs
 
@@ -140,5 +168,8 @@ class Optimized(Task):
         return EAGER
 
     @abstractmethod
+    def list_changes(self, mode: Mode) -> Sequence[Change]:
+        """Everything that an owner of the model would have to take over, in any precision."""
+
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        """Everything that an owner of the model would have to take over."""
+        return [one for one in self.list_changes(mode) if precision in one.precisions]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_significant
+from stepscope.records.kinds import Serving
 from stepscope.stats import quantile_sorted
 
 if TYPE_CHECKING:
@@ -170,6 +171,18 @@ class ServingResult(NamedTuple):
         )
         does = f", full batches do {format_significant(capacity)}" if capacity is not None else ""
         return f"{rates}{does}: {grew}; latencies depend on how long the test ran"
+
+    def describe(self, target: LatencyTarget | None) -> Serving:
+        return Serving(
+            requests=len(self.requests),
+            achieved_per_s=self.achieved_per_s,
+            busy_share=self.busy_share,
+            longest_queue=self.longest_queue,
+            above_capacity=self.above_capacity,
+            offered_per_s=self.offered_per_s,
+            missed_latency=self.misses(target) if target is not None else None,
+            **self.percentiles(),
+        )
 
     def percentiles(self) -> dict[str, float]:
         """Time to first token, time per output token (where there was more than one) and latency, in seconds."""

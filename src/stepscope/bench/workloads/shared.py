@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.bench.workloads.feed import make_batches, to_device
-from stepscope.bench.workloads.precision import build_module
-from stepscope.bench.workloads.protocol import EAGER, Optimized, Task
+from stepscope.bench.workloads.feed import make_batches
+from stepscope.bench.workloads.precision import build_module, to_device
+from stepscope.bench.workloads.protocol import EAGER, Batches, Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED, ParsedCase, count_accumulated
-from stepscope.bench.workloads.steps import InferStep, TrainStep, make_late_optimizer, name_early_updates
+from stepscope.bench.workloads.steps import InferStep, TrainStep, compiled
 from stepscope.core.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Mode, Outputs
-
-    Batches = list[dict[str, torch.Tensor]]
+from stepscope.core.lazy_torch import torch
 
 
-def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> tuple[TrainStep | InferStep, Batches]:
+def open_share(parsed: ParsedCase, parallel: str, setting: Setting) -> tuple[TrainStep | InferStep, Batches]:
     """This rank's share: a step over a module that exchanges what `parallel` says, and its own batches, on the host."""
-    import torch.distributed as dist
-
     share = count_share(parsed)
     task = parsed.workload.make_task(parsed.scale, with_dense_gradients=parallel == "fsdp")
     engine = EAGER
@@ -35,23 +26,25 @@ def open_share(parsed: ParsedCase, parallel: str, device: str, backend: str) -> 
     if parallel == "sharded":
         task = shard(task)
     # The same seed: the same weights everywhere.
-    module = build_module(task, mode=parsed.mode, precision=parsed.precision, device=device, seed=SEED)
-    if parallel != "sharded" and parsed.mode == "train":
-        task, module = distribute(task, module, parallel, device)
-    batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * dist.get_rank())
-    ready = [to_device(one, device=device, precision=parsed.precision, mode=parsed.mode) for one in batches]
-    how: dict[str, Any] = {"precision": parsed.precision, "device": device, "engine": engine, "backend": backend}
+    module = build_module(task, setting, seed=SEED)
+    batches = make_batches(task, batch_size=share, mode=parsed.mode, seed=SEED + 1000 * torch.distributed.get_rank())
+    ready = [to_device(one, setting) for one in batches]
     if parsed.mode == "infer":
-        return InferStep(task, module, ready, **how), batches
+        return InferStep(task, module, ready, setting, engine=engine), batches
+    how: dict[str, Any] = {}
+    if parallel != "sharded":
+        inner, module = module, _distribute(task, module, parallel, setting.device)
+        loss_of = compiled(lambda batch: module(batch), engine, setting.backend)  # noqa: PLW0108 - a module is compiled otherwise
+        # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
+        stepped = task.plain if parallel == "fsdp" and isinstance(task, Optimized) else task
+        how = {"loss_of": loss_of, "optimizer": stepped.make_late_optimizer(inner)}
     how |= {"accumulate": count_accumulated(parsed), "withhold": _find_withholding(module)}
-    return TrainStep(task, module, ready, **how), batches
+    return TrainStep(task, module, ready, setting, engine=engine, **how), batches
 
 
 def count_share(parsed: ParsedCase) -> int:
     """Examples of one rank."""
-    import torch.distributed as dist
-
-    world = dist.get_world_size()
+    world = torch.distributed.get_world_size()
     if parsed.batch_size % world:
         raise UsageError(
             f"a batch of {parsed.batch_size} cannot be shared evenly by {world} ranks", where="--batch-size"
@@ -59,78 +52,41 @@ def count_share(parsed: ParsedCase) -> int:
     return parsed.batch_size // world
 
 
-def _find_withholding(module: nn.Module) -> Callable[[], AbstractContextManager[object]]:
+def _find_withholding(module: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
     """How accumulated gradients are kept from being averaged batch by batch. Under FSDP they are not: a rank would have
     to hold those of all weights."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = (one for one in module.modules() if isinstance(one, DistributedDataParallel))
+    found = (one for one in module.modules() if isinstance(one, torch.nn.parallel.DistributedDataParallel))
     wrapped = next(found, None)
     return nullcontext if wrapped is None else wrapped.no_sync
 
 
-class JoinedTask(Task):
-    """A task whose whole loss is the forward of one module, so that what wraps the module sees every use of it."""
+def _distribute(task: Task, inner: torch.nn.Module, parallel: str, device: str) -> torch.nn.Module:
+    """A module whose forward is the task's whole loss, so that what wraps it sees every use of it. Gradients are
+    averaged over the ranks (ddp), or weights, gradients and optimizer state are sharded (fsdp)."""
 
-    def __init__(self, task: Task, inner: nn.Module, *, sharded: bool = False) -> None:
-        """`sharded`: its weights will be, over the ranks."""
-        super().__init__(task.sizes)
-        self._task = task
-        self._inner = inner
-        self._sharded = sharded
+    class Loss(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
 
-    def build(self) -> nn.Module:
-        from torch import nn
+        def forward(self, batch: Any) -> torch.Tensor:
+            return task.loss(self.inner, batch)
 
-        task = self._task
-
-        class Loss(nn.Module):
-            def __init__(self, inner: nn.Module) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def forward(self, batch: Any) -> torch.Tensor:
-                return task.loss(self.inner, batch)
-
-        return Loss(self._inner)
-
-    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
-        return self._task.make_batch(count, seed=seed, mode=mode)
-
-    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = module(batch)
-        return loss
-
-    def infer(self, module: nn.Module, batch: Any) -> Outputs:
-        return self._task.infer(self._inner, batch)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        # Fused optimizers take no sharded weights: an optimized implementation then steps as the plain one does.
-        task = self._task.plain if self._sharded and isinstance(self._task, Optimized) else self._task
-        return make_late_optimizer(task, self._inner)
-
-
-def distribute(task: Task, inner: nn.Module, parallel: str, device: str) -> tuple[Task, nn.Module]:
-    """Gradients are averaged over the ranks (ddp), or weights, gradients and optimizer state are sharded (fsdp)."""
-    joined = JoinedTask(task, inner, sharded=parallel == "fsdp")
-    module = joined.build()
+    module = Loss(inner)
     if parallel == "fsdp":
         _shard_weights(module, task.blocks(inner), device)
-        return joined, module
-    from torch.nn.parallel import DistributedDataParallel
-
+        return module
     ids = [int(device.partition(":")[2])] if device.startswith("cuda") else None
-    return joined, DistributedDataParallel(module, device_ids=ids)
+    return torch.nn.parallel.DistributedDataParallel(module, device_ids=ids)
 
 
-def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) -> None:
-    import torch.distributed as dist
+def _shard_weights(module: torch.nn.Module, blocks: Iterable[torch.nn.Module], device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()  # it takes none that are stored channels last
-    mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
+    mesh = init_device_mesh(device.partition(":")[0], (torch.distributed.get_world_size(),))
     for block in _callable_parts(blocks):
         fully_shard(block, mesh=mesh)
         for entrance in getattr(block, "entrances", ()):
@@ -138,12 +94,10 @@ def _shard_weights(module: nn.Module, blocks: Iterable[nn.Module], device: str) 
     fully_shard(module, mesh=mesh)
 
 
-def _callable_parts(blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
+def _callable_parts(blocks: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """Those with weights; instead of lists, which are never called, what is in them."""
-    from torch import nn
-
     for block in blocks:
-        if isinstance(block, nn.ModuleList | nn.ModuleDict):
+        if isinstance(block, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _callable_parts(block.children())
         elif any(True for _ in block.parameters()):
             yield block
@@ -170,7 +124,8 @@ UNUSED = {
 def name_unused(task: Optimized, parsed: ParsedCase) -> str | None:
     """Changes of an optimized implementation that are not made where ranks share the model, or add gradients up."""
     parallel = parsed.spec.parallel
-    early = name_early_updates(task, mode=parsed.mode, precision=parsed.precision) if adds_up(parsed) else None
+    made = {one.name for one in task.changes(mode=parsed.mode, precision=parsed.precision)}
+    early = task.early_change if task.early_change in made and adds_up(parsed) else None
     if parallel is None:
         return f"not used with accumulated gradients: {early}" if early else None
     return f"{UNUSED[parallel]}, {early}" if early else UNUSED[parallel]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.bench.workloads.feed import Feed
 from stepscope.bench.workloads.precision import math_of, matmul_rounding
-from stepscope.bench.workloads.protocol import EAGER, Engine, Optimized
+from stepscope.bench.workloads.protocol import EAGER, Batch, Batches, Engine, Optimized, Outputs, Setting, Task
+from stepscope.core.lazy_torch import torch
 from stepscope.measure import give_back_memory
 from stepscope.run.producer import WrongResultError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from stepscope.bench.workloads.protocol import Mode, Outputs, Precision, Task
 
 MOST_SHAPES = 64
 """Different shapes of layers, or of batches that are served, each compiled for itself; torch's own limit is 8."""
@@ -32,67 +27,28 @@ CAPTURE_WARMUPS = 3
 """Steps on another stream before a capture: libraries make their workspaces in the first ones."""
 
 
-class UpdatesEarly(Optimized):
-    """An optimized implementation whose optimizer leaves updates to the backward pass. It cannot where gradients are
-    added up first, over several batches or ranks: what one of them gives is no update yet."""
-
-    early_change = "update in backward"
-    """As its changes name it, where it makes such updates at all."""
-
-    @abstractmethod
-    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Makes every update itself, from the gradients that backward leaves."""
-
-
-def make_late_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
-    """For steps that add gradients up before they use them."""
-    if isinstance(task, UpdatesEarly):
-        return task.make_late_optimizer(module)
-    return task.make_optimizer(module)
-
-
-def name_early_updates(task: Task, *, mode: Mode, precision: Precision) -> str | None:
-    """The change that is not made where gradients are added up first; None: the form has none such."""
-    if not isinstance(task, UpdatesEarly):
-        return None
-    named = {one.name for one in task.changes(mode=mode, precision=precision)}
-    return task.early_change if task.early_change in named else None
-
-
 class _FedStep(ABC):
     """Takes batches one after the other, and is replayed as a graph where its engine says so."""
 
-    def __init__(
-        self, batches: Iterable[Mapping[str, torch.Tensor]], *, precision: Precision, device: str, at_once: int = 1
-    ) -> None:
-        self._precision: Precision = precision
-        self._device = device
+    def __init__(self, batches: Iterable[Batch], setting: Setting, *, at_once: int = 1) -> None:
+        self._setting = setting
         self.at_once = at_once
         """Batches of one step."""
         self.feed = Feed(batches)
-        self._replay: Callable[[], None] | None = None
+        self._replay: Callable[[Batches], None] | None = None
 
     @abstractmethod
-    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None: ...
+    def _step(self, batches: Batches) -> None: ...
 
     def __call__(self) -> None:
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._step([self.feed.take() for _ in range(self.at_once)])
+        (self._replay or self._step)(self._take())
+
+    def _take(self) -> list[Batch]:
+        return [self.feed.take() for _ in range(self.at_once)]
 
     def _capture_if(self, engine: Engine) -> None:
-        if not engine.graph or not self._device.startswith("cuda"):
-            return
-        static = [_clone(self.feed.take()) for _ in range(self.at_once)]
-        replay = capture(lambda: self._step(static))
-
-        def step() -> None:
-            for place in static:
-                _refill(place, self.feed.take())
-            replay()
-
-        self._replay = step
+        if engine.graph and self._setting.device.startswith("cuda"):
+            self._replay = capture_fed(self._step, self._take())
 
 
 class TrainStep(_FedStep):
@@ -101,24 +57,24 @@ class TrainStep(_FedStep):
     def __init__(
         self,
         task: Task,
-        module: nn.Module,
-        batches: Sequence[Mapping[str, torch.Tensor]],
+        module: torch.nn.Module,
+        batches: Batches,
+        setting: Setting,
         *,
-        precision: Precision,
-        device: str,
         engine: Engine = EAGER,
-        backend: str = "inductor",
         accumulate: int = 1,
         loss_of: Callable[[Any], Any] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         withhold: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of`: the loss of a batch,
-        where it is compiled already. `withhold`: entered for all batches of a step but the last, so that ranks exchange
-        gradients once."""
-        super().__init__(batches, precision=precision, device=device, at_once=accumulate)
-        self._optimizer = make_late_optimizer(task, module) if accumulate > 1 else task.make_optimizer(module)
+        """`accumulate`: batches of a step; its one update is that of their mean loss. `loss_of` and
+        `optimizer`: where they are made already. `withhold`: entered for all batches of a step but the last, so that
+        ranks exchange gradients once."""
+        super().__init__(batches, setting, at_once=accumulate)
+        make_optimizer = task.make_late_optimizer if accumulate > 1 else task.make_optimizer
+        self._optimizer = optimizer or make_optimizer(module)
         self._withhold = withhold
-        self._loss_of = loss_of or compile_pass(task, module, "train", engine, backend)
+        self._loss_of = loss_of or compile_pass(task, module, setting, engine)
         self.loss: torch.Tensor | None = None
         """Loss of the last batch; stays on the device."""
         self._weights = [one for one in module.parameters() if one.requires_grad]
@@ -127,24 +83,22 @@ class TrainStep(_FedStep):
 
     def find_fault(self) -> str | None:
         """Why this is no training step, if so: its loss is no number, or its weights stay what they were."""
-        import torch
-
         if self.loss is None or not bool(torch.isfinite(self.loss).all()):
             return "this does not train: the loss is not finite"
         if all(torch.equal(_sample(one), before) for one, before in zip(self._weights, self._before, strict=True)):
             return "this does not train: the weights do not change"
         return None
 
-    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def _step(self, batches: Batches) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        with matmul_rounding(self._precision):
+        with matmul_rounding(self._setting.precision):
             for number, batch in enumerate(batches, start=1):
                 with self._withhold() if number < len(batches) else nullcontext():
                     self._add_gradients(batch, len(batches))
         self._optimizer.step()
 
-    def _add_gradients(self, batch: Mapping[str, torch.Tensor], count: int) -> None:
-        with math_of(self._precision, mode="train", device=self._device):
+    def _add_gradients(self, batch: Batch, count: int) -> None:
+        with math_of(self._setting):
             loss = self._loss_of(batch)
         (loss / count if count > 1 else loss).backward()
         self.loss = loss.detach()
@@ -154,39 +108,29 @@ class InferStep(_FedStep):
     """Each call takes the next of the batches through the model."""
 
     def __init__(
-        self,
-        task: Task,
-        module: nn.Module,
-        batches: Sequence[Mapping[str, torch.Tensor]],
-        *,
-        precision: Precision,
-        device: str,
-        engine: Engine = EAGER,
-        backend: str = "inductor",
+        self, task: Task, module: torch.nn.Module, batches: Batches, setting: Setting, *, engine: Engine = EAGER
     ) -> None:
-        super().__init__(batches, precision=precision, device=device)
-        self._outputs_of = compile_pass(task, module, "infer", engine, backend)
+        super().__init__(batches, setting)
+        self._outputs_of = compile_pass(task, module, setting, engine)
         self.outputs: Outputs | None = None
         self._capture_if(engine)
 
     def find_fault(self) -> str | None:
         """Why what it gave is no result, if so."""
-        import torch
-
         given = self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
         if all(one is not None and bool(torch.isfinite(one).all()) for one in given):
             return None
         return "outputs are not finite"
 
-    def _step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def _step(self, batches: Batches) -> None:
         (batch,) = batches
-        with math_of(self._precision, mode="infer", device=self._device):
+        with math_of(self._setting):
             self.outputs = self._outputs_of(batch)
 
 
-def compile_pass(task: Task, module: nn.Module, mode: Mode, engine: Engine, backend: str) -> Callable[[Any], Any]:
+def compile_pass(task: Task, module: torch.nn.Module, setting: Setting, engine: Engine) -> Callable[[Any], Any]:
     """The loss of a batch in training, else its outputs, as the engine runs it."""
-    forward = task.loss if mode == "train" else task.infer
+    forward = task.loss if setting.mode == "train" else task.infer
 
     def step(batch: Any) -> Any:
         return forward(module, batch)
@@ -194,25 +138,21 @@ def compile_pass(task: Task, module: nn.Module, mode: Mode, engine: Engine, back
     repeated = task.repeated if isinstance(task, Optimized) else ()
     parts = [part for part in module.modules() if type(part).__name__ in repeated]
     if engine.compile is None or not parts:
-        return compiled(step, engine, backend)
+        return compiled(step, engine, setting.backend)
     # Torch looks for gradients on what comes into a layer, and warns itself.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     for part in parts:
-        part.compile(**_how(engine, backend))
+        part.compile(**_how(engine, setting.backend))
     return step
 
 
 def compiled(function: Callable[[Any], Any], engine: Engine, backend: str) -> Callable[[Any], Any]:
     if engine.compile is None:
         return function
-    import torch
-
     return torch.compile(function, **_how(engine, backend))
 
 
 def _how(engine: Engine, backend: str) -> dict[str, Any]:
-    import torch
-
     torch._dynamo.config.recompile_limit = MOST_SHAPES
     _BACKENDS_USED.add(backend)
     how: dict[str, Any] = {"dynamic": engine.dynamic, "fullgraph": engine.fullgraph, "backend": backend}
@@ -223,8 +163,6 @@ def _how(engine: Engine, backend: str) -> dict[str, Any]:
 
 def clear_up(device: str) -> None:
     """What one model left in the process, the next must not inherit: modes, workspaces, and its own memory."""
-    import torch
-
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.benchmark_limit = BENCHMARK_LIMIT
     if device.startswith("cuda"):
@@ -235,8 +173,6 @@ def clear_up(device: str) -> None:
 
 def forget_compiled() -> None:
     """Between benchmarks: torch counts how often one line was compiled, and gives up after many different uses."""
-    import torch
-
     # Torch loads the whole compiler to reset it, which takes many seconds where nothing was compiled.
     if _BACKENDS_USED:
         torch.compiler.reset()
@@ -245,8 +181,6 @@ def forget_compiled() -> None:
 
 def capture(body: Callable[[], object]) -> Callable[[], None]:
     """`body` as one CUDA graph; it must read and write the same memory every time."""
-    import torch
-
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -260,20 +194,25 @@ def capture(body: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
+def capture_fed(body: Callable[[Batches], object], batches: Batches) -> Callable[[Batches], None]:
+    """`body` as one CUDA graph over copies of these batches, which the batches of each call are put into."""
+    static = [{name: one.clone() for name, one in batch.items()} for batch in batches]
+    replay = capture(lambda: body(static))
+
+    def run(batches: Batches) -> None:
+        for place, batch in zip(static, batches, strict=True):
+            for name, one in batch.items():
+                place[name].copy_(one, non_blocking=True)
+        replay()
+
+    return run
+
+
 def _sample(weight: torch.Tensor) -> torch.Tensor:
     """Some of its values, copied; of a weight that is spread over ranks, of this rank's part."""
     here = getattr(weight, "to_local", lambda: weight)()
     flat = here.detach().flatten()
     return flat[:: max(1, flat.numel() // SAMPLED)].clone()
-
-
-def _clone(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: one.clone() for name, one in batch.items()}
-
-
-def _refill(place: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> None:
-    for name, one in batch.items():
-        place[name].copy_(one, non_blocking=True)
 
 
 def require_sound(step: object) -> None:

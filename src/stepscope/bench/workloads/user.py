@@ -155,13 +155,9 @@ def _parse_takes(content: bytes, name: str) -> Takes | None:
 
 def _find_only(tree: ast.Module, name: str) -> ast.stmt | None:
     """The statement of the file that gives this name its only meaning."""
-    if sum(_binds(node, name) for node in ast.walk(tree)) != 1:
-        return None
-    for one in tree.body:
-        targets = one.targets if isinstance(one, ast.Assign) else []
-        if _binds(one, name) or any(_binds(target, name) for target in targets):
-            return one
-    return None
+    bound = [node for node in ast.walk(tree) if _binds(node, name)]
+    holders = (one for one in tree.body if bound[0] in (one, *getattr(one, "targets", ())))
+    return next(holders, None) if len(bound) == 1 else None
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -247,6 +243,7 @@ def prepare_user_model(
             device.synchronize()
         close = scope.pop_all().close
     energy, calls = EnergyMeter(device.name), 0
+    energy.begin(calls)
 
     def body() -> None:
         nonlocal calls
@@ -259,11 +256,10 @@ def prepare_user_model(
         calls += 1
 
     def finish(measurement: Measurement) -> tuple[Measurement, ExtraMeasurements]:
-        joules = energy.read_j()
-        per_example = joules / (calls * examples) if joules is not None and calls and examples else None
+        joules = energy.read_j_per_step(calls)
         observed = UserModelObserved(
             peak_memory_bytes=memory.read_bytes(),
-            energy_j_per_example=per_example,
+            energy_j_per_example=joules / examples if joules is not None and examples else None,
             trace=record_steps(body, record_in, case) if record_in is not None else None,
         )
         return measurement, ExtraMeasurements(observed=observed)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from stepscope.bench.workloads.check import check_optimized
 from stepscope.bench.workloads.findings import CheckReport, Finding
 from stepscope.bench.workloads.generation import Decoder, check_generation
-from stepscope.bench.workloads.protocol import Optimized
-from stepscope.bench.workloads.request import SEED, ParsedCase
+from stepscope.bench.workloads.protocol import Optimized, Setting
+from stepscope.bench.workloads.request import ParsedCase
 from stepscope.bench.workloads.shared import adds_up
 from stepscope.core.errors import StepscopeError, first_line
 from stepscope.measure import Device, give_back_memory
@@ -64,18 +64,15 @@ class Verifier:
 
     def _compare(self, parsed: ParsedCase, examples: int, at_once: int) -> CheckReport:
         plain, fast = parsed.workload.make_deterministic(parsed.scale)
+        setting = Setting(parsed.mode, parsed.precision, self._device.name, self._backend)
         known = (parsed.case.benchmark.id, parsed.scale, examples, at_once)
         report = check_optimized(
-            plain, fast, mode=parsed.mode, precision=parsed.precision, device=self._device.name, batch_size=examples,
-            backend=self._backend, seed=SEED, at_once=at_once,
-            strict=self._strict.get(known, ()),
-        )  # fmt: skip
+            plain, fast, setting, batch_size=examples, at_once=at_once, strict=self._strict.get(known, ())
+        )
         self._strict[known] = [one for one in report.findings if one.precision in ("fp32", "fp64")]
         if parsed.mode == "infer" and isinstance(plain, Decoder) and isinstance(fast, Decoder):
-            more = check_generation(
-                plain, fast, precision=parsed.precision, device=self._device.name, batch_size=examples,
-                new_tokens=min(CHECK_TOKENS, plain.sizes["new_tokens"]), backend=self._backend, seed=SEED,
-            )  # fmt: skip
+            tokens = min(CHECK_TOKENS, plain.sizes["new_tokens"])
+            more = check_generation(plain, fast, setting, batch_size=examples, new_tokens=tokens)
             report = CheckReport(findings=[*report.findings, *more.findings])
         return report
 

@@ -1,6 +1,6 @@
 """What the kinds have in common: how a Spec lists its parameters, and an Observed its facts, by name."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
@@ -119,17 +119,18 @@ class BaseObserved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         assert isinstance(value, bool | int | float | str)
         return {field: value}
 
-    def without(self: ObservedT, fields: Iterable[str]) -> ObservedT:
+    def without(self: ObservedT, fields: Collection[str]) -> ObservedT:
         """As if these had not been observed."""
-        usual = list_defaults(type(self))
-        return msgspec.structs.replace(self, **{name: usual[name] for name in fields})
+        left = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in fields}
+        return type(self)(**left)
 
     def __or__(self: ObservedT, more: "BaseObserved | None") -> ObservedT:
         """With what `more` observed; it goes first where both did."""
         return self if more is None else msgspec.structs.replace(self, **list_unusual(more))
 
 
-def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
+@cache
+def list_defaults(struct: type[msgspec.Struct]) -> Mapping[str, object]:
     """By field; fields without a default are not there."""
     return {
         field.name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
@@ -141,7 +142,7 @@ def list_defaults(struct: type[msgspec.Struct]) -> dict[str, object]:
 def list_unusual(record: msgspec.Struct) -> dict[str, Any]:
     """Fields that have no default, or another value."""
     usual, values = list_defaults(type(record)), msgspec.structs.asdict(record)
-    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+    return {name: value for name, value in values.items() if value != usual.get(name, msgspec.NODEFAULT)}
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
-from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw, name_sizes
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask, draw_words, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import ONE_PROJECTION, SKIPPED_LOOKUPS, FastEncoder, LeanText
-from stepscope.bench.workloads.protocol import Change, Mode, Outputs, Precision, Task
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Outputs, Precision
 
 BEGIN, BREAK, MASK = 101, 102, 103
 FIRST_WORD = 104
@@ -20,9 +19,12 @@ IGNORED = -100
 """Label of a token that is not to be guessed."""
 
 
-class Bert(Task):
+class Bert(AdamWTask):
     """With the head that `sizes["head"]` names: `pretraining` (masked words and next sentence) or `answers` (where an
     answer begins and ends). Every sequence is full."""
+
+    # The head stays with the embeddings, whose weights it shares.
+    parts = ("bert.encoder.layer.*",)
 
     def build(self) -> nn.Module:
         from transformers import BertConfig, BertForPreTraining, BertForQuestionAnswering
@@ -43,21 +45,14 @@ class Bert(Task):
             batch["start_positions"], batch["end_positions"] = ends.unbind(1)
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(**batch).loss)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         outputs = module(**batch)
         if self.sizes["head"] == "pretraining":
             return outputs.prediction_logits, outputs.seq_relationship_logits
         return outputs.start_logits, outputs.end_logits
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_adamw(module, learning_rate=self.sizes["learning_rate"], decay=self.sizes["weight_decay"])
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The head stays with the embeddings, whose weights it shares."""
-        return list(cast("Any", module).bert.encoder.layer)
 
 
 def draw_pairs(count: int, tokens: int, vocabulary: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -86,9 +81,8 @@ def hide_words(ids: torch.Tensor, guessed: int, vocabulary: int, generator: torc
 class LeanBert(LeanText):
     """What both heads stand on."""
 
-    def read(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        hidden: torch.Tensor = self.encoder(self.embeddings(batch["input_ids"], types=batch["token_type_ids"]))
-        return hidden
+    def read(self, batch: Batch) -> torch.Tensor:
+        return self.encode(self.embeddings(batch["input_ids"], types=batch["token_type_ids"]))
 
 
 class LeanPretraining(LeanBert):
@@ -99,14 +93,14 @@ class LeanPretraining(LeanBert):
         self.decoder = plain.cls.predictions.decoder
         self.next_sentence = plain.cls.seq_relationship
 
-    def loss(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         """Words are guessed where they are hidden, and nowhere else."""
         hidden = self.read(batch)
         guesses = self._guess(hidden.flatten(0, 1)[batch["hidden_at"]])
         words = functional.cross_entropy(guesses, batch["hidden_words"])
         return words + functional.cross_entropy(self._relate(hidden), batch["next_sentence_label"])
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.read(batch)
         return self._guess(hidden), self._relate(hidden)
 
@@ -123,17 +117,26 @@ class LeanAnswers(LeanBert):
     def take_head(self, plain: Any) -> None:
         self.ends = plain.qa_outputs
 
-    def loss(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         starts, ends = self(batch)
         first = functional.cross_entropy(starts, batch["start_positions"])
         return (first + functional.cross_entropy(ends, batch["end_positions"])) / 2
 
-    def forward(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         starts, ends = self.ends(self.read(batch)).unbind(-1)
         return starts, ends
 
 
+HEAD_WHERE_IT_COUNTS = Change(
+    "head where it counts",
+    "The words of the vocabulary are scored only at the hidden places, which the loader lists; their number must be "
+    "the same in every batch.",
+)
+
+
 class FastBert(FastEncoder):
+    parts = ("layers.*",)
+
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         make = LeanPretraining if self._pretrains else LeanAnswers
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
@@ -147,26 +150,15 @@ class FastBert(FastEncoder):
         places = (labels != IGNORED).nonzero().squeeze(1)
         return {**batch, "hidden_at": places, "hidden_words": labels[places]}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", cast("Any", module).loss(batch))
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         return cast("tuple[torch.Tensor, ...]", module(batch))
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(cast("Any", module).encoder.layers)
-
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [ONE_PROJECTION, SKIPPED_LOOKUPS, *super().changes(mode=mode, precision=precision)]
-        if mode == "train" and self._pretrains:
-            found.append(
-                Change(
-                    "head where it counts",
-                    "The words of the vocabulary are scored only at the hidden places, which the loader lists; "
-                    "their number must be the same in every batch.",
-                )
-            )
-        return found
+    def list_changes(self, mode: Mode) -> list[Change]:
+        own = [HEAD_WHERE_IT_COUNTS] if mode == "train" and self._pretrains else []
+        return [ONE_PROJECTION, SKIPPED_LOOKUPS, *super().list_changes(mode), *own]
 
     @property
     def _pretrains(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -10,25 +10,17 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.convnets.layers import fold_one
-from stepscope.bench.workloads.models.encoders.ootb import make_adamw
-from stepscope.bench.workloads.models.encoders.optimized import (
-    COMPILED,
-    WHOLE_GRAPH,
-    FastEncoder,
-    Lean,
-    Origins,
-    as_stream,
-    fused_optimizer,
-    precision_changes,
-    stream_dtype,
-)
-from stepscope.bench.workloads.protocol import Change, Mode, Precision, Task
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask
+from stepscope.bench.workloads.models.encoders.optimized import FastEncoder, Lean, Origins, as_stream, stream_dtype
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 
 COARSENESS = 8
 """Neighbouring points of an image are alike: most of it is noise that was enlarged so much."""
 
 
-class Cvt(Task):
+class Cvt(AdamWTask):
+    parts = ("cvt.encoder.stages.*.layers.*",)
+
     def build(self) -> nn.Module:
         from transformers import CvtConfig, CvtForImageClassification
 
@@ -53,17 +45,11 @@ class Cvt(Task):
             batch["labels"] = torch.randint(self.sizes["classes"], (count,), generator=generator)
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(**batch).loss)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(pixel_values=batch["pixel_values"]).logits)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_adamw(module, learning_rate=self.sizes["learning_rate"], decay=self.sizes["weight_decay"])
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return [layer for stage in cast("Any", module).cvt.encoder.stages for layer in stage.layers]
 
 
 class LeanCvt(Lean):
@@ -154,12 +140,11 @@ class LeanBlock(nn.Module):
 class LeanAttention(nn.Module):
     def __init__(self, plain: Any, *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
-        make = FoldedConvolution if folded else NormedConvolution
         query = plain.convolution_projection_query.convolution_projection
         key = plain.convolution_projection_key.convolution_projection
         value = plain.convolution_projection_value.convolution_projection
-        self.see_query = make([query], stream=stream)
-        self.see_pair = make([key, value], stream=stream)
+        self.see_query = DepthwiseConvolutions([query], stream=stream, folded=folded)
+        self.see_pair = DepthwiseConvolutions([key, value], stream=stream, folded=folded)
         self.query, self.key, self.value = plain.projection_query, plain.projection_key, plain.projection_value
         self.heads = plain.num_heads
         self.scale = plain.embed_dim**-0.5
@@ -189,17 +174,25 @@ def _join(first: torch.Tensor | None, grid: torch.Tensor) -> torch.Tensor:
     return tokens if first is None else torch.cat([first.to(tokens.dtype), tokens], dim=1)
 
 
-class NormedConvolution(nn.Module):
-    """Depthwise convolutions of the same input, each with its batch norm, for training."""
+class DepthwiseConvolutions(nn.Module):
+    """Of one input, each with its batch norm; folded, for inference, the norms are part of weights and biases."""
 
-    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None) -> None:
+    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None, folded: bool) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(one.convolution for one in plain)
-        self.norms = nn.ModuleList(one.normalization for one in plain)
         self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
-        self.stream = stream
+        self.stream, self.folded = stream, folded
+        if folded:
+            both = [fold_one(one.convolution, one.normalization) for one in plain]
+            self.register_buffer("weights", torch.stack([weight for weight, _ in both]))
+            self.register_buffer("biases", torch.stack([bias for _, bias in both]))
+        else:
+            self.convolutions = nn.ModuleList(one.convolution for one in plain)
+            self.norms = nn.ModuleList(one.normalization for one in plain)
 
     def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
+        if self.folded:
+            seen = convolve_by_shifts(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
+            return [one + bias for one, bias in zip(seen, self.get_buffer("biases").unbind(0), strict=True)]
         weights = torch.stack([one.get_parameter("weight") for one in self.convolutions])
         seen = convolve_by_shifts(grid, weights, stride=self.stride, padding=self.padding)
         return [self._norm(norm, as_stream(one, self.stream)) for norm, one in zip(self.norms, seen, strict=True)]
@@ -207,21 +200,6 @@ class NormedConvolution(nn.Module):
     def _norm(self, norm: nn.Module, seen: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = norm(seen.permute(0, 3, 1, 2))
         return normed.permute(0, 2, 3, 1)
-
-
-class FoldedConvolution(nn.Module):
-    """The same for inference: the batch norm is part of weights and bias."""
-
-    def __init__(self, plain: Sequence[Any], *, stream: torch.dtype | None) -> None:
-        super().__init__()
-        folded = [fold_one(one.convolution, one.normalization) for one in plain]
-        self.register_buffer("weights", torch.stack([weight for weight, _ in folded]))
-        self.register_buffer("biases", torch.stack([bias for _, bias in folded]))
-        self.stride, self.padding = plain[0].convolution.stride[0], plain[0].convolution.padding[0]
-
-    def forward(self, grid: torch.Tensor) -> list[torch.Tensor]:
-        seen = convolve_by_shifts(grid, self.get_buffer("weights"), stride=self.stride, padding=self.padding)
-        return [one + bias for one, bias in zip(seen, self.get_buffer("biases").unbind(0), strict=True)]
 
 
 def convolve_by_shifts(
@@ -248,6 +226,7 @@ def convolve_by_shifts(
 
 class FastCvt(FastEncoder):
     repeated = ("LeanBlock",)
+    parts = ("stages.*.blocks.*",)
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanCvt(module, mode=mode, precision=precision)
@@ -255,32 +234,26 @@ class FastCvt(FastEncoder):
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return {**batch, "pixel_values": batch["pixel_values"].contiguous(memory_format=torch.channels_last)}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return functional.cross_entropy(module(batch["pixel_values"]), batch["labels"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(batch["pixel_values"]))
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return [block for stage in cast("Any", module).stages for block in stage.blocks]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [*CHANGES, *super().list_changes(mode), *([] if mode == "train" else INFER_CHANGES)]
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [
-            Change("channels last", "Images and tokens have one layout, so that nothing is turned between the two."),
-            Change("fused attention", "Scores are not stored (scaled_dot_product_attention)."),
-            COMPILED,
-            WHOLE_GRAPH,
-            *precision_changes(mode, precision),
-            Change(
-                "convolutions as shifted sums",
-                "Depthwise convolutions are sums of shifted images that the compiler fuses; those of key and value "
-                "read their input once.",
-            ),
-        ]
-        if mode == "train":
-            return [*found, fused_optimizer("AdamW")]
-        return [
-            *found,
-            Change("folded batch norms", "Batch norms are part of the weights of the convolutions before them."),
-            Change("last block where it is read", "The last block is computed for the class token alone."),
-        ]
+
+CHANGES = [
+    Change("channels last", "Images and tokens have one layout, so that nothing is turned between the two."),
+    Change("fused attention", "Scores are not stored (scaled_dot_product_attention)."),
+    Change(
+        "convolutions as shifted sums",
+        "Depthwise convolutions are sums of shifted images that the compiler fuses; those of key and value read their "
+        "input once.",
+    ),
+]
+INFER_CHANGES = [
+    Change("folded batch norms", "Batch norms are part of the weights of the convolutions before them."),
+    Change("last block where it is read", "The last block is computed for the class token alone."),
+]

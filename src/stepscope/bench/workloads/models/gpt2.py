@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +21,8 @@ from stepscope.bench.workloads.models.decoders.optimized import OptimizedDecoder
 
 
 class Gpt2(PlainDecoder):
+    parts = ("transformer.h.*",)
+
     def build(self) -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -41,40 +42,33 @@ class Gpt2(PlainDecoder):
         )
         return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(module.get_submodule("transformer.h").children())
-
-
-MATRICES = {
-    "attention.projection": "attn.c_attn",
-    "attention.out": "attn.c_proj",
-    "feed.up": "mlp.c_fc",
-    "feed.down": "mlp.c_proj",
-}
-"""By the names of the fast block; transformers keeps these transposed."""
-NORMS = {"before": "ln_1", "between": "ln_2"}
-
 
 class OptimizedGpt2(OptimizedDecoder):
+    names: ClassVar = {
+        "embedding": ["transformer.wte"],
+        "positions": ["transformer.wpe"],
+        "norm": ["transformer.ln_f"],
+        "before": ["ln_1"],
+        "attention.projection": ["attn.c_attn"],
+        "attention.out": ["attn.c_proj"],
+        "between": ["ln_2"],
+        "feed.up": ["mlp.c_fc"],
+        "feed.down": ["mlp.c_proj"],
+    }
+
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
         body = module.transformer
-        blocks = []
-        for i in range(len(body.h)):
-            blocks.append(self._translate_block(body.h[i]))
-            body.h[i] = nn.Identity()
         return FastDecoder(
             embedding=padded_rows(body.wte.weight),
             positions=nn.Parameter(body.wpe.weight.detach()),
-            rotary=None,
-            blocks=blocks,
+            blocks=self.translate_blocks(body.h),
             norm=body.ln_f,
-            head=None,
             vocabulary=self.sizes["vocabulary"],
             dropout=self.sizes["embedding_dropout"],
             loss_dtype=loss_dtype,
         )
 
-    def _translate_block(self, block: Any) -> Block:
+    def translate_block(self, block: Any) -> Block:
         attention, feed, sizes = block.attn, block.mlp, self.sizes
         width = sizes["hidden"] // sizes["heads"]
         shape = Shape(heads=sizes["heads"], key_value_heads=sizes["heads"], width=width, scale=width**-0.5)
@@ -85,20 +79,6 @@ class OptimizedGpt2(OptimizedDecoder):
         mixing = Attention(shape, projection, out, sizes["attention_dropout"])
         return Block(block.ln_1, mixing, block.ln_2, FeedForward(up, down), sizes["residual_dropout"])
 
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        own = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
-        found = {
-            "transformer.wte.weight": own["embedding"][: self.sizes["vocabulary"]],
-            "transformer.wpe.weight": own["positions"],
-            "transformer.ln_f.weight": own["norm.weight"],
-            "transformer.ln_f.bias": own["norm.bias"],
-        }
-        for i in range(self.sizes["layers"]):
-            ours, theirs = f"blocks.{i}", f"transformer.h.{i}"
-            for fast, plain in MATRICES.items():
-                found[f"{theirs}.{plain}.weight"] = own[f"{ours}.{fast}.weight"].t()
-                found[f"{theirs}.{plain}.bias"] = own[f"{ours}.{fast}.bias"]
-            for fast, plain in NORMS.items():
-                for part in ("weight", "bias"):
-                    found[f"{theirs}.{plain}.{part}"] = own[f"{ours}.{fast}.{part}"]
-        return found
+    def split(self, gradient: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Transformers keeps matrices transposed."""
+        return [gradient.t()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from stepscope.bench.workloads.models.convnets.layers import Stem
 from stepscope.bench.workloads.models.convnets.ootb import Classifier, ConvNorm, PictureTask
 from stepscope.bench.workloads.models.convnets.optimized import FastPictures
+from stepscope.bench.workloads.protocol import Batch
 
 EPS = 1e-3
 AUXILIARY_STRIDE = 3
@@ -130,13 +132,12 @@ def make_spread(wide: int, share: int) -> Branches:
 
 
 class Inception(nn.Module):
-    """`share`: the published widths are divided by it; `repeats`: how many modules of each of the three kinds."""
+    """Published widths are divided by `width_divisor`; `repeats`: how many modules of each of the three kinds; an
+    `auxiliary_window` of 0 leaves the auxiliary classifier out."""
 
-    def __init__(
-        self, *, repeats: Sequence[int], share: int, classes: int, dropout: float, auxiliary_window: int
-    ) -> None:
-        """An `auxiliary_window` of 0 leaves the auxiliary classifier out."""
+    def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
+        repeats, share, classes = sizes["repeats"], sizes["width_divisor"], sizes["classes"]
         self.stem = make_stem(share)
         wide = 192 // share
         early: list[nn.Module] = []
@@ -150,15 +151,15 @@ class Inception(nn.Module):
             early.append(make_crossed(wide, middle, share))
             wide = 4 * 192 // share
         self.early = nn.Sequential(*early)
-        widths = (128 // share, 768 // share)
-        self.auxiliary = Auxiliary(wide, widths, auxiliary_window, classes) if auxiliary_window else None
+        widths, window = (128 // share, 768 // share), sizes["auxiliary_window"]
+        self.auxiliary = Auxiliary(wide, widths, window, classes) if window else None
         late: list[nn.Module] = [make_second_reduction(wide, share)]
         wide += (320 + 192) // share
         for _ in range(repeats[2]):
             late.append(make_spread(wide, share))
             wide = (320 + 4 * 384 + 192) // share
         self.late = nn.Sequential(*late)
-        self.head = Classifier(wide, classes, dropout=dropout)
+        self.head = Classifier(wide, classes, dropout=sizes["dropout"])
         _start(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -186,16 +187,9 @@ AUXILIARY_WEIGHT = 0.4
 
 class InceptionV3(PictureTask):
     def build(self) -> nn.Module:
-        sizes = self.sizes
-        return Inception(
-            repeats=sizes["repeats"],
-            share=sizes["width_divisor"],
-            classes=sizes["classes"],
-            dropout=sizes["dropout"],
-            auxiliary_window=sizes["auxiliary_window"],
-        )
+        return Inception(self.sizes)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """With the auxiliary classifier's, where the network has one."""
         outputs, labels = module(batch["pictures"]), batch["labels"]
         if not isinstance(outputs, tuple):

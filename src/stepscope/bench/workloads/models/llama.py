@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,6 +24,8 @@ from stepscope.bench.workloads.protocol import Change
 
 
 class Llama(PlainDecoder):
+    parts = ("model.layers.*",)
+
     def build(self) -> nn.Module:
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -47,9 +49,6 @@ class Llama(PlainDecoder):
         keep_frequencies(module.model.rotary_emb)
         return module
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(module.get_submodule("model.layers").children())
-
 
 def keep_frequencies(rotary: Any) -> None:
     """Rotary frequencies stay in float32 when the module is cast, as they do when transformers loads a checkpoint in
@@ -61,33 +60,39 @@ def keep_frequencies(rotary: Any) -> None:
             setattr(rotary, name, frequencies.clone())  # a buffer would be registered again
 
 
-NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
-SINGLE = {"attention.out": "self_attn.o_proj", "feed.down": "mlp.down_proj"}
-
-
 class OptimizedLlama(OptimizedDecoder):
+    names: ClassVar = {
+        "embedding": ["model.embed_tokens"],
+        "norm": ["model.norm"],
+        "head": ["lm_head"],
+        "before": ["input_layernorm"],
+        "attention.projection": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "attention.out": ["self_attn.o_proj"],
+        "between": ["post_attention_layernorm"],
+        "feed.gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "feed.down": ["mlp.down_proj"],
+    }
+    fusions = (
+        Change("fused projections", "Queries, keys and values come from one matmul; so do gate and up."),
+        Change("shared keys", "Queries that share a key are taken together; keys and values are not repeated."),
+    )
+
     def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
         body, sizes = module.model, self.sizes
-        blocks = []
-        for i in range(len(body.layers)):
-            blocks.append(self._translate_block(body.layers[i]))
-            body.layers[i] = nn.Identity()
         rotary = Rotary(
             body.rotary_emb.inv_freq.to(body.norm.weight.device), sizes["positions"], body.rotary_emb.attention_scaling
         )
         return FastDecoder(
             embedding=padded_rows(body.embed_tokens.weight),
-            positions=None,
             rotary=rotary,
-            blocks=blocks,
+            blocks=self.translate_blocks(body.layers),
             norm=_norm(body.norm),
             head=None if sizes["tied"] else padded_rows(module.lm_head.weight),
             vocabulary=sizes["vocabulary"],
-            dropout=0.0,
             loss_dtype=loss_dtype,
         )
 
-    def _translate_block(self, layer: Any) -> Block:
+    def translate_block(self, layer: Any) -> Block:
         attention, feed, sizes = layer.self_attn, layer.mlp, self.sizes
         shape = Shape(
             heads=sizes["heads"],
@@ -101,32 +106,12 @@ class OptimizedLlama(OptimizedDecoder):
         gated = GatedFeedForward(linear(gate_up), linear(feed.down_proj.weight))
         return Block(_norm(layer.input_layernorm), mixing, _norm(layer.post_attention_layernorm), gated, 0.0)
 
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        own = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
-        vocabulary = self.sizes["vocabulary"]
-        found = {"model.embed_tokens.weight": own["embedding"][:vocabulary], "model.norm.weight": own["norm.weight"]}
-        if not self.sizes["tied"]:
-            found["lm_head.weight"] = own["head"][:vocabulary]
-        for i in range(self.sizes["layers"]):
-            ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-            for fast, plain in (NORMS | SINGLE).items():
-                found[f"{theirs}.{plain}.weight"] = own[f"{ours}.{fast}.weight"]
-            found |= self._split(own[f"{ours}.attention.projection.weight"], f"{theirs}.self_attn", "qkv")
-            gate, up = own[f"{ours}.feed.gate_up.weight"].chunk(2)
-            found |= {f"{theirs}.mlp.gate_proj.weight": gate, f"{theirs}.mlp.up_proj.weight": up}
-        return found
-
-    def _split(self, fused: torch.Tensor, place: str, letters: str) -> dict[str, torch.Tensor]:
+    def split(self, gradient: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        if count < 3:
+            return gradient.chunk(count)
         heads, shared = self.sizes["heads"], self.sizes["key_value_heads"]
-        width = fused.shape[0] // (heads + 2 * shared)
-        parts = torch.split(fused, [heads * width, shared * width, shared * width])
-        return {f"{place}.{letter}_proj.weight": one for letter, one in zip(letters, parts, strict=True)}
-
-    def fusions(self) -> list[Change]:
-        return [
-            Change("fused projections", "Queries, keys and values come from one matmul; so do gate and up."),
-            Change("shared keys", "Queries that share a key are taken together; keys and values are not repeated."),
-        ]
+        width = gradient.shape[0] // (heads + 2 * shared)
+        return torch.split(gradient, [heads * width, shared * width, shared * width])
 
 
 def _norm(plain: Any) -> nn.RMSNorm:

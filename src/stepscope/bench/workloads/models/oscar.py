@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from stepscope.bench.workloads.models.bert import draw_pairs
-from stepscope.bench.workloads.models.encoders.ootb import draw_words, make_adamw, name_sizes
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask, draw_words, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import (
     ONE_PROJECTION,
     SKIPPED_LOOKUPS,
@@ -20,7 +20,7 @@ from stepscope.bench.workloads.models.encoders.optimized import (
     as_stream,
     drop,
 )
-from stepscope.bench.workloads.protocol import Change, Mode, Precision, Task
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 
 
 class Oscar(nn.Module):
@@ -54,7 +54,7 @@ class LeanOscar(LeanText):
     def forward(self, ids: torch.Tensor, types: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
         text = self.embeddings(ids, types=types)
         image = as_stream(drop(self.regions(regions), self.region_drop_rate, self.training), self.stream)
-        first = self.encoder.first_token(torch.cat([text, image], dim=1))
+        first = self.encode_first(torch.cat([text, image], dim=1))
         pooled = torch.tanh(self.pooler(first))
         logits: torch.Tensor = self.classifier(drop(pooled, self.drop_rate, self.training))
         return logits
@@ -68,8 +68,10 @@ SCORES = (0.3, 0.6, 0.9, 1.0)
 """Score of an answer that one, two, three or more of ten people gave."""
 
 
-class OscarAnswers(Task):
+class OscarAnswers(AdamWTask):
     """Every place is filled: text and tags, then image regions."""
+
+    parts = ("bert.embeddings", "bert.encoder.layer.*", "region_embedding", "classifier")
 
     def build(self) -> nn.Module:
         return Oscar(self.sizes)
@@ -92,42 +94,31 @@ class OscarAnswers(Task):
         score = torch.tensor(SCORES)[torch.randint(len(SCORES), which.shape, generator=generator)]
         return torch.zeros(count, answers).scatter_(1, which, score)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Summed over the answers, as the published training does."""
         scores = batch["scores"]
         return functional.binary_cross_entropy_with_logits(self.infer(module, batch), scores) * scores.shape[1]
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", module(batch["input_ids"], batch["token_type_ids"], batch["regions"]))
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_adamw(module, learning_rate=self.sizes["learning_rate"], decay=self.sizes["weight_decay"])
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        model = cast("Any", module)
-        return [model.bert.embeddings, *model.bert.encoder.layer, model.region_embedding, model.classifier]
+LAST_LAYER_WHERE_READ = Change(
+    "last layer where it is read",
+    "The last layer is computed for the first token alone: the answer is read from nothing else.",
+)
 
 
 class FastOscar(FastEncoder):
+    parts = ("embeddings", "layers.*", "regions", "classifier")
+
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         return LeanOscar(module, cast("Any", module).bert, mode=mode, precision=precision)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         scores = batch["scores"]
         logits = cast("torch.Tensor", self.infer(module, batch)).float()
         return functional.binary_cross_entropy_with_logits(logits, scores) * scores.shape[1]
 
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        model = cast("Any", module)
-        return [model.embeddings, *model.encoder.layers, model.regions, model.classifier]
-
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return [
-            ONE_PROJECTION,
-            Change(
-                "last layer where it is read",
-                "The last layer is computed for the first token alone: the answer is read from nothing else.",
-            ),
-            SKIPPED_LOOKUPS,
-            *super().changes(mode=mode, precision=precision),
-        ]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [ONE_PROJECTION, LAST_LAYER_WHERE_READ, SKIPPED_LOOKUPS, *super().list_changes(mode)]

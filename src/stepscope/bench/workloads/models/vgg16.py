@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,13 +19,12 @@ GRID = 7
 class Vgg(nn.Module):
     """3×3 convolutions with ReLU, halved by max pooling after each stage; three linear layers over all positions."""
 
-    def __init__(
-        self, *, depths: Sequence[int], widths: Sequence[int], hidden: int, classes: int, dropout: float
-    ) -> None:
+    def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
+        hidden, dropout = sizes["hidden"], sizes["dropout"]
         layers: list[nn.Module] = []
         wide = 3
-        for depth, width in zip(depths, widths, strict=True):
+        for depth, width in zip(sizes["depths"], sizes["widths"], strict=True):
             for _ in range(depth):
                 layers += [nn.Conv2d(wide, width, 3, padding=1), nn.ReLU(inplace=True)]
                 wide = width
@@ -38,7 +38,7 @@ class Vgg(nn.Module):
             nn.Linear(hidden, hidden),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
-            nn.Linear(hidden, classes),
+            nn.Linear(hidden, sizes["classes"]),
         )
         start_convolutions(self)
         for layer in self.classifier:
@@ -53,14 +53,7 @@ class Vgg(nn.Module):
 
 class Vgg16(PictureTask):
     def build(self) -> nn.Module:
-        sizes = self.sizes
-        return Vgg(
-            depths=sizes["depths"],
-            widths=sizes["widths"],
-            hidden=sizes["hidden"],
-            classes=sizes["classes"],
-            dropout=sizes["dropout"],
-        )
+        return Vgg(self.sizes)
 
 
 class FastVgg16(FastPictures):

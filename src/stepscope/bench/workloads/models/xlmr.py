@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import find_ranges
-from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, make_sgd, name_sizes
+from stepscope.bench.workloads.models.encoders.ootb import draw_lengths, draw_words, name_sizes
 from stepscope.bench.workloads.models.encoders.optimized import (
     COMPILED,
     ONE_PROJECTION,
+    ROUNDINGS,
     SKIPPED_LOOKUPS,
     WHOLE_GRAPH,
     FastEncoder,
     LeanText,
-    fused_optimizer,
     pack,
-    precision_changes,
     unpack,
 )
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Outputs, Precision, Task
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Outputs, Precision, Task
 from stepscope.core.errors import BadInputError
-
-if TYPE_CHECKING:
-    from transformers import XLMRobertaModel
-
 
 BEGIN, PAD, END = 0, 1, 2
 FIRST_WORD = 4
@@ -36,6 +30,8 @@ FIRST_WORD = 4
 
 class Xlmr(Task):
     """Trained by cross-entropy over the width of the features against random classes, one a token."""
+
+    parts = ("embeddings", "encoder.layer.*")
 
     def build(self) -> nn.Module:
         from transformers import XLMRobertaConfig, XLMRobertaModel
@@ -56,11 +52,11 @@ class Xlmr(Task):
             batch["targets"] = torch.randint(self.sizes["hidden"], classes, generator=generator)
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         features = module(input_ids=batch["input_ids"]).last_hidden_state
         return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Features of every token; those of padding are zeros."""
         if "attention_mask" not in batch:
             return cast("torch.Tensor", module(input_ids=batch["input_ids"]).last_hidden_state)
@@ -69,11 +65,7 @@ class Xlmr(Task):
         return features * mask.unsqueeze(-1)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_sgd(module, learning_rate=self.sizes["learning_rate"])
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        model = cast("XLMRobertaModel", module)
-        return [model.embeddings, *model.encoder.layer]
+        return torch.optim.SGD(module.parameters(), lr=self.sizes["learning_rate"])
 
 
 def pad_to_longest(ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -89,17 +81,25 @@ def pad_to_longest(ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, torch.
 class LeanXlmr(LeanText):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Features of unpadded sequences."""
-        features: torch.Tensor = self.encoder(self.embeddings(ids))
-        return features
+        return self.encode(self.embeddings(ids))
 
-    def read_packed(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def read_packed(self, batch: Batch) -> torch.Tensor:
         """Features of sequences end to end, as `pack` lays them: [tokens, width]."""
         hidden = self.embeddings(batch["tokens"], places=batch["places"])
-        features: torch.Tensor = self.encoder(hidden, batch)
-        return features
+        return self.encode(hidden, batch)
+
+
+PACKED_SEQUENCES = Change(
+    "packed sequences",
+    "The loader lays sequences end to end without padding, with their positions; attention is computed within each. "
+    "Features come back packed as well.",
+)
+FUSED_SGD = Change("fused optimizer", "SGD updates all weights in few kernels.")
 
 
 class FastXlmr(FastEncoder):
+    parts = ("embeddings", "layers.*")
+
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         ranges = find_ranges(self.plain, module, mode=mode, precision=precision)
         # Positions count from the one after that of padding.
@@ -116,25 +116,21 @@ class FastXlmr(FastEncoder):
             )
         return batch
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         features = module(batch["input_ids"])
         return functional.cross_entropy(features.flatten(0, 1), batch["targets"].flatten())
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         model = cast("LeanXlmr", module)
         return model.read_packed(batch) if "tokens" in batch else cast("torch.Tensor", model(batch["input_ids"]))
 
-    def unpack(self, outputs: Outputs, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def unpack(self, outputs: Outputs, batch: Batch) -> Outputs:
         if "tokens" not in batch:
             return outputs
         return unpack(cast("torch.Tensor", outputs), batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return make_sgd(module, learning_rate=self.sizes["learning_rate"], fused=True)
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        model = cast("LeanXlmr", module)
-        return [model.embeddings, *model.encoder.layers]
+        return torch.optim.SGD(module.parameters(), lr=self.sizes["learning_rate"], fused=True)
 
     def engine(self, mode: Mode) -> Engine:
         if self._packs:
@@ -142,21 +138,9 @@ class FastXlmr(FastEncoder):
             return Engine(compile="default", dynamic=True)
         return super().engine(mode)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        found = [ONE_PROJECTION, COMPILED, *precision_changes(mode, precision)]
-        if self._packs:
-            found.append(
-                Change(
-                    "packed sequences",
-                    "The loader lays sequences end to end without padding, with their positions; attention is "
-                    "computed within each. Features come back packed as well.",
-                )
-            )
-        else:
-            found += [SKIPPED_LOOKUPS, WHOLE_GRAPH]
-        if mode == "train":
-            found.append(fused_optimizer("SGD"))
-        return found
+    def list_changes(self, mode: Mode) -> list[Change]:
+        layout = [PACKED_SEQUENCES] if self._packs else [SKIPPED_LOOKUPS, WHOLE_GRAPH]
+        return [ONE_PROJECTION, COMPILED, *ROUNDINGS[mode], *layout, *([FUSED_SGD] if mode == "train" else [])]
 
     @property
     def _packs(self) -> bool:

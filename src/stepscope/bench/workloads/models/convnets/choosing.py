@@ -14,8 +14,10 @@ from stepscope.bench.workloads.findings import relative_error
 from stepscope.bench.workloads.models.convnets.grouped import NATIVE, Way, list_ways
 from stepscope.bench.workloads.models.convnets.layers import LAST, GroupedConv
 from stepscope.bench.workloads.precision import math_of, matmul_rounding, storage_dtype
-from stepscope.bench.workloads.protocol import Mode, Precision
+from stepscope.bench.workloads.protocol import Mode, Setting
 from stepscope.bench.workloads.steps import capture
+
+Conv = nn.Conv2d | nn.Conv3d
 
 TRIAL_BATCH: dict[Mode, int] = {"train": 32, "infer": 8}
 """Pictures in a trial: the batch that will be measured is not known yet, and the order of the ways hardly needs it."""
@@ -49,7 +51,7 @@ class WayTimes(NamedTuple):
     seconds: dict[Way, float | None]
 
 
-TRIALS: dict[tuple[Layer, Mode, Precision, str], WayTimes] = {}
+TRIALS: dict[tuple[Layer, Setting], WayTimes] = {}
 """Made in this process: later conversions choose the same."""
 
 
@@ -58,7 +60,7 @@ def find_grouped(shadow: nn.Module, example: torch.Tensor) -> dict[str, Layer]:
     where nothing is computed."""
     found: dict[str, Layer] = {}
 
-    def watch(name: str, conv: nn.Conv2d | nn.Conv3d) -> None:
+    def watch(name: str, conv: Conv) -> None:
         def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             shape = tuple(inputs[0].shape)
             found[name] = Layer(shape, tuple(conv.weight.shape), tuple(conv.stride), conv.groups)
@@ -66,54 +68,45 @@ def find_grouped(shadow: nn.Module, example: torch.Tensor) -> dict[str, Layer]:
         conv.register_forward_pre_hook(note)
 
     for name, layer in shadow.named_modules():
-        if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.groups > 1:
+        if isinstance(layer, Conv) and layer.groups > 1:
             watch(name, layer)
     with torch.no_grad():
         shadow.eval()(example)
     return found
 
 
-def choose_way(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> Way:
+def choose_way(layer: Layer, conv: Conv, setting: Setting) -> Way:
     """The library's own on devices where there is nothing to choose from."""
     if not conv.weight.is_cuda:
         return NATIVE
-    key = (layer, mode, precision, str(conv.weight.device))
-    if key not in TRIALS:
-        TRIALS[key] = try_ways(layer, conv, mode=mode, precision=precision)
-    return TRIALS[key].way
+    if (layer, setting) not in TRIALS:
+        TRIALS[layer, setting] = try_ways(layer, conv, setting)
+    return TRIALS[layer, setting].way
 
 
-def try_ways(layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> WayTimes:
+def try_ways(layer: Layer, conv: Conv, setting: Setting) -> WayTimes:
     width = max(layer.weight[1], layer.weight[0] // layer.groups)
     axes = len(layer.stride)
     ways = list_ways(layer.groups, width, axes=axes, kernels=_kernels_available())
-    if precision == "fp32":
+    if setting.precision == "fp32":
         # Without matrix units dense ways and our own kernels only lose, and compiling the latter takes minutes.
         ways = [way for way in ways if way.kind in ("native", "planar")]
     seconds: dict[Way, float | None] = {}
     best = float("inf")
     # Our own kernels first: where the library's are slow they are so by far, and are given up at once.
     for way in reversed(ways):
-        seconds[way] = taken = time_way(way, layer, conv, mode=mode, precision=precision, give_up_s=HOPELESS * best)
+        seconds[way] = taken = time_way(way, layer, conv, setting, give_up_s=HOPELESS * best)
         best = min(best, taken or best)
     ran = {way: taken for way in ways if (taken := seconds[way]) is not None}
     fastest_first = sorted(ran, key=lambda way: ran[way])
     # Checks of the whole network cannot tell a slight fault of one layer from rounding that all of them amplify.
-    right = (way for way in fastest_first if is_right(way, layer, conv, mode=mode, precision=precision))
+    right = (way for way in fastest_first if is_right(way, layer, conv, setting))
     return WayTimes(next(right, NATIVE), seconds)
 
 
-def time_way(
-    way: Way,
-    layer: Layer,
-    conv: nn.Conv2d | nn.Conv3d,
-    *,
-    mode: Mode,
-    precision: Precision,
-    give_up_s: float = float("inf"),
-) -> float | None:
+def time_way(way: Way, layer: Layer, conv: Conv, setting: Setting, *, give_up_s: float) -> float | None:
     """Seconds of one pass, in training with its backward, as a replayed CUDA graph; None where it does not run."""
-    run = _make_pass(way, layer, conv, mode=mode, precision=precision)
+    run = _make_pass(way, layer, conv, setting)
     refusals: tuple[type[Exception], ...] = (RuntimeError, *_kernel_errors())
     try:
         with _without_search():
@@ -128,25 +121,22 @@ def time_way(
         return None
 
 
-def is_right(way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision) -> bool:
+def is_right(way: Way, layer: Layer, conv: Conv, setting: Setting) -> bool:
     """Outputs, and in training gradients, are those of the library's convolution in float32."""
     with _without_search():
-        expected = _make_pass(NATIVE, layer, conv, mode=mode, precision="fp32")()
-        found = _make_pass(way, layer, conv, mode=mode, precision=precision)()
+        expected = _make_pass(NATIVE, layer, conv, setting._replace(precision="fp32"))()
+        found = _make_pass(way, layer, conv, setting)()
     return relative_error(tuple(found), tuple(expected)) <= WRONG
 
 
-def _make_pass(
-    way: Way, layer: Layer, conv: nn.Conv2d | nn.Conv3d, *, mode: Mode, precision: Precision
-) -> Callable[[], list[torch.Tensor]]:
+def _make_pass(way: Way, layer: Layer, conv: Conv, setting: Setting) -> Callable[[], list[torch.Tensor]]:
     """One pass over the same numbers each time: outputs, and in training gradients of input and weight."""
-    dtype = storage_dtype(precision, mode)
-    device = conv.weight.device
-    half = mode == "train" and precision == "bf16"
-    module = GroupedConv(copy.deepcopy(conv).to(dtype), way, in_bf16=half, tf32=precision != "fp32")
+    dtype, device, trains = storage_dtype(setting), conv.weight.device, setting.mode == "train"
+    half = trains and setting.precision == "bf16"
+    module = GroupedConv(copy.deepcopy(conv).to(dtype), way, in_bf16=half, tf32=setting.precision != "fp32")
     entering = torch.bfloat16 if half else dtype
     drawn = torch.randn(layer.shape, generator=torch.Generator(device).manual_seed(1), device=device)
-    x = drawn.to(entering).contiguous(memory_format=LAST[len(layer.shape)]).requires_grad_(mode == "train")
+    x = drawn.to(entering).contiguous(memory_format=LAST[len(layer.shape)]).requires_grad_(trains)
     slopes: list[torch.Tensor] = []
 
     def slope_of(y: torch.Tensor) -> torch.Tensor:
@@ -160,10 +150,10 @@ def _make_pass(
 
     def run() -> list[torch.Tensor]:
         module.weight.grad = x.grad = None
-        with matmul_rounding(precision):
-            with math_of(precision, mode=mode, device=str(device)):
+        with matmul_rounding(setting.precision):
+            with math_of(setting):
                 y = module(x)
-            if mode == "train":
+            if trains:
                 y.backward(slope_of(y))
         return [one for one in (y.detach(), x.grad, module.weight.grad) if one is not None]
 

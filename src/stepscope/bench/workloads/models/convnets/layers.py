@@ -142,16 +142,14 @@ class GroupedConv(nn.Module):
         groups = self.groups // self.way.merged
         if self.way.kind == "kernel":
             return self._by_kernel(x, weight, groups)
-        if self.way.kind == "planar":
-            x, weight = x.contiguous(), weight.contiguous()
-            y = CONVOLVE[x.dim()](x, weight, self.bias, stride=self.stride, padding=self.padding, groups=groups)
-            return y.contiguous(memory_format=LAST[x.dim()])
         if self.way.kind == "frames":
             y = convolve_frames(x, weight, stride=self.stride, padding=self.padding, groups=groups)
             return self._with_bias(y).contiguous(memory_format=torch.channels_last_3d)
-        return CONVOLVE[x.dim()](
-            x, weight, self.bias, stride=self.stride, padding=self.padding, groups=groups
-        )  # fmt: skip
+        planar = self.way.kind == "planar"
+        if planar:
+            x, weight = x.contiguous(), weight.contiguous()
+        y = CONVOLVE[x.dim()](x, weight, self.bias, stride=self.stride, padding=self.padding, groups=groups)
+        return y.contiguous(memory_format=LAST[x.dim()]) if planar else y
 
     def freeze(self) -> GroupedConv:
         """For inference: groups are merged once."""

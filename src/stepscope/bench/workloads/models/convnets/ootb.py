@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
-from stepscope.bench.workloads.protocol import Mode, Task
+from stepscope.bench.workloads.protocol import Batch, Mode, Task
 
 COARSE = 8
 """Pixels between the points of the smooth part."""
@@ -51,7 +50,7 @@ def draw_labels(count: int, classes: int, generator: torch.Generator, *, skew: f
     return torch.multinomial(torch.linspace(skew, 1.0, classes), count, replacement=True, generator=generator)
 
 
-CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}
+CONVOLUTIONS: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}
 NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 Extent = int | tuple[int, ...]
 FAINT = 0.1
@@ -76,15 +75,8 @@ class ConvNorm(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.conv: nn.Module = CONVOLUTIONS[axes](
-            wide,
-            narrow,
-            kernel,  # type: ignore[arg-type]
-            stride=stride,  # type: ignore[arg-type]
-            padding=padding,  # type: ignore[arg-type]
-            groups=groups,
-            bias=False,
-        )
+        make = CONVOLUTIONS[axes]
+        self.conv: nn.Module = make(wide, narrow, kernel, stride=stride, padding=padding, groups=groups, bias=False)
         self.norm: nn.Module = NORMS[axes](narrow, eps=eps)
         self.relu = relu
 
@@ -157,9 +149,6 @@ class PictureTask(Task):
     """Classification. Sizes: `image_size`, `classes`, `learning_rate`, `weight_decay`, and what the network needs;
     `frames` for clips; `label_skew` where the dataset is uneven."""
 
-    @abstractmethod
-    def build(self) -> nn.Module: ...
-
     @property
     def extent(self) -> tuple[int, ...]:
         """Extent of one picture: frames where it has some, height, width."""
@@ -174,10 +163,10 @@ class PictureTask(Task):
         labels = draw_labels(count, self.sizes["classes"], generator, skew=self.sizes.get("label_skew", 1.0))
         return {"pictures": pictures, "labels": labels}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cross_entropy(module(batch["pictures"]), batch["labels"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits: torch.Tensor = module(batch["pictures"])
         return logits
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from stepscope.bench.workloads.models.convnets.choosing import TRIAL_BATCH, TRIALS, Layer, choose_way, find_grouped
-from stepscope.bench.workloads.models.convnets.layers import GroupedConv, Stem, StemOnBlocks, fold_norms
+from stepscope.bench.workloads.models.convnets.layers import LAST, GroupedConv, Stem, StemOnBlocks, fold_norms
 from stepscope.bench.workloads.models.convnets.ootb import PictureTask
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision, Setting
 
 STEP = Engine(compile="default", graph=True, dynamic=False)
 """Blocks differ in their shapes; torch would compile the second one for all shapes, which takes far longer."""
@@ -26,6 +27,8 @@ class FastPictures(Optimized):
     """Name of the first convolution in the plain module."""
     has_norms: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
+    own_changes: ClassVar[Sequence[Change]] = ()
+    """What `rearrange` does."""
 
     plain: PictureTask
 
@@ -46,7 +49,7 @@ class FastPictures(Optimized):
         half = mode == "train" and precision == "bf16"
         for name, layer in grouped.items():
             conv = module.get_submodule(name)
-            way = choose_way(layer, conv, mode=mode, precision=precision)
+            way = choose_way(layer, conv, Setting(mode, precision, str(conv.weight.device)))
             fast = GroupedConv(conv, way, in_bf16=half, tf32=precision != "fp32")
             module.set_submodule(name, fast.freeze() if mode == "infer" else fast)
         self.rearrange(module)
@@ -66,36 +69,20 @@ class FastPictures(Optimized):
         return STEP
 
     def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        changes = [
-            Change("compile", "torch.compile in its default mode fuses norms, activations, sums and pooling."),
-            Change("graph", "The whole step is one CUDA graph, replayed; batches are copied to where it reads them."),
-            Change("channels last", "Pictures, activations and weights are stored with the channels last."),
-            Change(
-                "stem on blocks",
-                "The loader pads pictures with zeros and lays blocks of pixels out as channels, filled up to a "
-                "multiple of 8; the first convolution's weights are moved accordingly.",
-            ),
-            Change("cudnn benchmark", "cuDNN times four algorithms for each shape and keeps the fastest."),
-        ]
-        if mode == "train":
-            changes.append(Change("fused optimizer", "SGD updates all weights in one kernel (fused=True)."))
-        elif self.has_norms:
-            changes.append(Change("folded norms", "Batch norms are taken into the convolutions before them."))
-        if self.has_groups:
-            changes.append(Change("grouped convolutions", self._describe_groups(mode, precision)))
-        return [*changes, *self.own_changes(mode=mode), *describe_precision(mode, precision)]
+        groups = [Change("grouped convolutions", self._describe_groups(mode, precision))] if self.has_groups else []
+        return [*super().changes(mode=mode, precision=precision), *groups]
 
-    def own_changes(self, *, mode: Mode) -> list[Change]:
-        """What `rearrange` does."""
-        return []
+    def list_changes(self, mode: Mode) -> list[Change]:
+        norms = [FOLDED_NORMS] if mode == "infer" and self.has_norms else []
+        return [*CHANGES, *norms, *self.own_changes, *(TRAIN_CHANGES if mode == "train" else INFER_CHANGES)]
 
     def _describe_groups(self, mode: Mode, precision: Precision) -> str:
         """As they were chosen in this process, where they were."""
         own = set(self._find_grouped(mode).values())
         made = {
             layer.describe(): trial.way.describe()
-            for (layer, of_mode, of_precision, _), trial in TRIALS.items()
-            if layer in own and (of_mode, of_precision) == (mode, precision)
+            for (layer, setting), trial in TRIALS.items()
+            if layer in own and (setting.mode, setting.precision) == (mode, precision)
         }
         rule = "Each is computed in the way that was fastest in a trial on the device before the measurement"
         if not made:
@@ -103,22 +90,34 @@ class FastPictures(Optimized):
         return f"{rule}: {'; '.join(f'{layer}: {way}' for layer, way in made.items())}."
 
 
-def describe_precision(mode: Mode, precision: Precision) -> list[Change]:
-    kind = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
-    if precision == "tf32":
-        return [Change("tf32", "Matmuls of float32 numbers are rounded to TF32.")]
-    if kind is None:
-        return []
-    if mode == "infer":
-        return [Change(precision, f"Weights, pictures and activations are {kind}.")]
-    return [Change(precision, f"Convolutions and matmuls run in {kind} (autocast); weights and norms stay float32.")]
+CHANGES = [
+    Change("compile", "torch.compile in its default mode fuses norms, activations, sums and pooling."),
+    Change("graph", "The whole step is one CUDA graph, replayed; batches are copied to where it reads them."),
+    Change("channels last", "Pictures, activations and weights are stored with the channels last."),
+    Change(
+        "stem on blocks",
+        "The loader pads pictures with zeros and lays blocks of pixels out as channels, filled up to a multiple of 8; "
+        "the first convolution's weights are moved accordingly.",
+    ),
+    Change("cudnn benchmark", "cuDNN times four algorithms for each shape and keeps the fastest."),
+    Change("tf32", "Matmuls of float32 numbers are rounded to TF32.", ["tf32"]),
+]
+FOLDED_NORMS = Change("folded norms", "Batch norms are taken into the convolutions before them.")
+_AUTOCAST = "Convolutions and matmuls run in {} (autocast); weights and norms stay float32."
+TRAIN_CHANGES = [
+    Change("fused optimizer", "SGD updates all weights in one kernel (fused=True)."),
+    Change("bf16", _AUTOCAST.format("bfloat16"), ["bf16"]),
+    Change("fp16", _AUTOCAST.format("float16"), ["fp16"]),
+]
+INFER_CHANGES = [
+    Change("bf16", "Weights, pictures and activations are bfloat16.", ["bf16"]),
+    Change("fp16", "Weights, pictures and activations are float16.", ["fp16"]),
+]
 
 
 def _store_channels_last(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-            elif parameter.dim() == 5:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
+            if parameter.dim() in LAST:
+                parameter.data = parameter.data.contiguous(memory_format=LAST[parameter.dim()])
     return module

@@ -11,7 +11,7 @@ from torch import nn
 from stepscope.bench.workloads.models.convnets.layers import PoolOverTime, Stem
 from stepscope.bench.workloads.models.convnets.ootb import ConvNorm, PictureTask, Residual, ResidualNetwork
 from stepscope.bench.workloads.models.convnets.optimized import FastPictures
-from stepscope.bench.workloads.protocol import Change, Mode
+from stepscope.bench.workloads.protocol import Change
 
 
 class ResidualTask(PictureTask):
@@ -136,15 +136,13 @@ class FastRegNetY(FastResidual):
 class FastResNeXt3d(FastResidual):
     stem = Stem(kernel=7, stride=2, padding=3)
     has_groups = True
+    own_changes = (
+        Change(
+            "pooling by frames",
+            "3×3×3 max pooling is 3×3 pooling of each frame and the largest of three neighbours in time; where "
+            "several inputs are equally large, the gradient may go to another of them.",
+        ),
+    )
 
     def rearrange(self, module: nn.Module) -> None:
         module.set_submodule("pool", PoolOverTime())
-
-    def own_changes(self, *, mode: Mode) -> list[Change]:
-        return [
-            Change(
-                "pooling by frames",
-                "3×3×3 max pooling is 3×3 pooling of each frame and the largest of three neighbours in time; where "
-                "several inputs are equally large, the gradient may go to another of them.",
-            )
-        ]

@@ -189,13 +189,13 @@ class FastDecoder(nn.Module):
         self,
         *,
         embedding: nn.Parameter,
-        positions: nn.Parameter | None,
-        rotary: Rotary | None,
+        positions: nn.Parameter | None = None,
+        rotary: Rotary | None = None,
         blocks: Sequence[Block],
         norm: nn.Module,
-        head: nn.Parameter | None,
+        head: nn.Parameter | None = None,
         vocabulary: int,
-        dropout: float,
+        dropout: float = 0.0,
         loss_dtype: torch.dtype,
     ) -> None:
         super().__init__()

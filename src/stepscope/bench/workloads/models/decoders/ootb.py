@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from stepscope.bench.workloads.generation import Decoder
 from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
-from stepscope.bench.workloads.protocol import Mode
+from stepscope.bench.workloads.protocol import Batch, Mode
 
 ZIPF_EXPONENT = 1.0
 """The n-th most frequent token is about n times as rare as the first."""
@@ -121,25 +120,26 @@ class PlainDecoder(Decoder):
         sizes = self.sizes
         common = {"vocabulary": sizes["vocabulary"], "end_of_text": sizes["end_of_text"], "seed": seed}
         if mode == "infer":
-            return make_prompts(count, prompts=_lengths(sizes["prompts"]), **common)
-        text = pack_documents(count, sizes["sequence_length"], documents=_lengths(sizes["documents"]), **common)
+            return make_prompts(count, prompts=Lengths(**sizes["prompts"]), **common)
+        text = pack_documents(count, sizes["sequence_length"], documents=Lengths(**sizes["documents"]), **common)
         return {"input_ids": text[:, :-1].contiguous(), "labels": text[:, 1:].contiguous()}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits = module(input_ids=batch["input_ids"], use_cache=False).logits
         return cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten())
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits: torch.Tensor = self._prefill(module, batch).logits[:, -1]
         return logits
 
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(decayed_groups(module, self.sizes["weight_decay"]), **adam_options(self.sizes))
+    def make_optimizer(self, module: nn.Module, **how: Any) -> torch.optim.Optimizer:
+        groups = decayed_groups(module, self.sizes["weight_decay"])
+        return torch.optim.AdamW(groups, lr=self.sizes["learning_rate"], betas=(0.9, 0.95), eps=1e-8, **how)
 
-    def reserve(self, module: nn.Module, batch: Mapping[str, torch.Tensor], new_tokens: int) -> PlainState:
+    def reserve(self, module: nn.Module, batch: Batch, new_tokens: int) -> PlainState:
         return PlainState()
 
-    def begin(self, module: nn.Module, batch: Mapping[str, torch.Tensor], state: PlainState) -> None:
+    def begin(self, module: nn.Module, batch: Batch, state: PlainState) -> None:
         output = self._prefill(module, batch)
         state.cache, state.mask, state.tokens = output.past_key_values, batch["attention_mask"], []
         self._choose(state, output.logits)
@@ -164,7 +164,7 @@ class PlainDecoder(Decoder):
     def force(self, state: PlainState, tokens: torch.Tensor) -> None:
         state.tokens[-1] = tokens[:, None]
 
-    def _prefill(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
+    def _prefill(self, module: nn.Module, batch: Batch) -> Any:
         mask = batch["attention_mask"]
         return module(
             input_ids=batch["input_ids"],
@@ -177,11 +177,3 @@ class PlainDecoder(Decoder):
     def _choose(self, state: PlainState, logits: torch.Tensor) -> None:
         state.logits = logits[:, -1]
         state.tokens.append(state.logits.argmax(dim=-1, keepdim=True))
-
-
-def _lengths(declared: Mapping[str, Any]) -> Lengths:
-    return Lengths(**declared)
-
-
-def adam_options(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {"lr": sizes["learning_rate"], "betas": (0.9, 0.95), "eps": 1e-8}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import nn
 
+from stepscope.bench.workloads.findings import gradients_of
 from stepscope.bench.workloads.generation import Decoder
-from stepscope.bench.workloads.models.decoders.network import Cache, FastDecoder
-from stepscope.bench.workloads.models.decoders.ootb import adam_options, pack_prompts
-from stepscope.bench.workloads.models.encoders.ootb import decayed_groups
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.bench.workloads.models.decoders.network import Block, Cache, FastDecoder
+from stepscope.bench.workloads.models.decoders.ootb import PlainDecoder, pack_prompts
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
+_NAME = re.compile(r"(blocks\.(\d+)\.)?(.+?)(?:\.(weight|bias))?")
 PLACES_MULTIPLE = 64
 """The cache is filled up to this: attention over it wants aligned rows."""
 
@@ -37,12 +39,46 @@ class StaticState(NamedTuple):
 class OptimizedDecoder(Optimized, Decoder):
     """Everything but how a plain network becomes a fast one."""
 
-    @abstractmethod
-    def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
-        """Takes the weights out of the plain module layer by layer: a large model is never there twice."""
+    parts = ("blocks.*",)
+    names: ClassVar[Mapping[str, Sequence[str]]]
+    """The plain layers whose weights each layer holds, row after row; of those in a block, within the plain one."""
+
+    fusions: Sequence[Change] = ()
+    """Matmuls that are one here and several in the ootb implementation."""
 
     @abstractmethod
-    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]: ...
+    def translate(self, module: Any, loss_dtype: torch.dtype) -> FastDecoder:
+        """Takes the weights out of the plain module."""
+
+    @abstractmethod
+    def translate_block(self, layer: Any) -> Block: ...
+
+    def translate_blocks(self, layers: nn.ModuleList) -> list[Block]:
+        """Layer by layer: a large model is never there twice."""
+        blocks = []
+        for i in range(len(layers)):
+            blocks.append(self.translate_block(layers[i]))
+            layers[i] = nn.Identity()
+        return blocks
+
+    @abstractmethod
+    def split(self, gradient: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        """Of a block's weight, the gradients of the plain weights that it holds."""
+
+    def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name, gradient in gradients_of(module).items():
+            block, number, place, kind = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
+            layers = self.names[place]
+            parts = self.split(gradient, len(layers)) if block else [gradient[: self._rows(place)]]
+            within = self.plain.parts[0].replace("*", number) + "." if block else ""
+            for layer, part in zip(layers, parts, strict=True):
+                found[f"{within}{layer}.{kind or 'weight'}"] = part
+        return found
+
+    def _rows(self, place: str) -> int | None:
+        """Without those that fill up the vocabulary."""
+        return self.sizes["vocabulary"] if place in {"embedding", "head"} else None
 
     def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
         halves = mode == "train" and precision in ("bf16", "fp8")
@@ -53,24 +89,20 @@ class OptimizedDecoder(Optimized, Decoder):
     def collate(self, batch: dict[str, torch.Tensor], *, mode: Mode) -> dict[str, torch.Tensor]:
         return batch if mode == "train" else pack_prompts(batch)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return _fast(module).loss(batch["input_ids"], batch["labels"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return _fast(module).prefill(batch, None)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         on_cuda = next(module.parameters()).device.type == "cuda"
-        groups = decayed_groups(module, self.sizes["weight_decay"])
-        return torch.optim.AdamW(groups, fused=True, capturable=on_cuda, **adam_options(self.sizes))
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        return list(_fast(module).blocks)
+        return cast("PlainDecoder", self.plain).make_optimizer(module, fused=True, capturable=on_cuda)
 
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False, fullgraph=True)
 
-    def reserve(self, module: nn.Module, batch: Mapping[str, torch.Tensor], new_tokens: int) -> StaticState:
+    def reserve(self, module: nn.Module, batch: Batch, new_tokens: int) -> StaticState:
         network = _fast(module)
         sequences, longest = batch["spread"].shape
         places = -(-(longest + new_tokens) // PLACES_MULTIPLE) * PLACES_MULTIPLE
@@ -84,7 +116,7 @@ class OptimizedDecoder(Optimized, Decoder):
             logits=weight.new_zeros(sequences, network.vocabulary),
         )
 
-    def begin(self, module: nn.Module, batch: Mapping[str, torch.Tensor], state: StaticState) -> None:
+    def begin(self, module: nn.Module, batch: Batch, state: StaticState) -> None:
         state.positions.copy_(batch["lengths"])
         state.chosen.zero_()
         _choose(state, _fast(module).prefill(batch, state.cache))
@@ -104,37 +136,30 @@ class OptimizedDecoder(Optimized, Decoder):
         state.last.copy_(tokens)
         state.written[:, int(state.chosen) - 1] = tokens
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        both = [
-            Change("compiled", "The whole pass goes through torch.compile: norms, rotations, activations are fused."),
-            Change("graph", "The step is captured as CUDA graphs and replayed, once for each shape of batch."),
-            Change("aligned head", "Rows of zeros fill the vocabulary up to a multiple of 64; they never show."),
-            *self.fusions(),
-        ]
-        if precision != "fp32":
-            both.append(Change(precision, PRECISION_NOTES[precision][mode]))
-        return both + (TRAIN_CHANGES if mode == "train" else INFER_CHANGES)
-
-    def fusions(self) -> list[Change]:
-        """Matmuls that are one here and several in the ootb implementation."""
-        return []
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [*CHANGES, *self.fusions, *(TRAIN_CHANGES if mode == "train" else INFER_CHANGES)]
 
 
-PRECISION_NOTES: dict[str, dict[str, str]] = {
-    "tf32": dict.fromkeys(("train", "infer"), "Matmuls of float32 are taken with rounded inputs."),
-    "bf16": {
-        "train": "Matmuls and attention in bfloat16 by autocast; weights, residuals, norms and losses in float32.",
-        "infer": "Weights, activations and cache in bfloat16; rotations and norms computed in float32.",
-    },
-    "fp16": dict.fromkeys(("train", "infer"), "Weights, activations and cache in float16."),
-    "fp8": dict.fromkeys(("train", "infer"), "As bfloat16: no matmul is taken in 8 bits."),
-}
+CHANGES = [
+    Change("compiled", "The whole pass goes through torch.compile: norms, rotations, activations are fused."),
+    Change("graph", "The step is captured as CUDA graphs and replayed, once for each shape of batch."),
+    Change("aligned head", "Rows of zeros fill the vocabulary up to a multiple of 64; they never show."),
+    Change("tf32", "Matmuls of float32 are taken with rounded inputs.", ["tf32"]),
+    Change("fp16", "Weights, activations and cache in float16.", ["fp16"]),
+    Change("fp8", "As bfloat16: no matmul is taken in 8 bits.", ["fp8"]),
+]
 TRAIN_CHANGES = [
+    Change(
+        "bf16",
+        "Matmuls and attention in bfloat16 by autocast; weights, residuals, norms and losses in float32.",
+        ["bf16"],
+    ),
     Change("attention", "Called as causal attention without a mask, so that the flash kernel runs."),
     Change("chunked loss", "Head and cross-entropy go through 4,096 tokens at a time, gradients included."),
     Change("fused optimizer", "AdamW updates all weights in a few kernels, with its step counter on the device."),
 ]
 INFER_CHANGES = [
+    Change("bf16", "Weights, activations and cache in bfloat16; rotations and norms computed in float32.", ["bf16"]),
     Change("packed prompts", "Prompts lie one after another without padding; only attention sees the padded batch."),
     Change("causal prefill", "Padding lies behind the prompts, so attention needs no mask and the flash kernel runs."),
     Change("static cache", "Keys and values have memory of fixed size, reserved once and written in place."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from stepscope.bench.workloads.models.dlrm.ootb import HEADER_BYTES, Dlrm, QuantisedBag, Tables, WeightedBag, loss_of
+from stepscope.bench.workloads.protocol import Batch
 
 EVEN = 8
 """Inner widths are filled up with zeros to a multiple: tensor cores want rows that begin at 16 bytes."""
@@ -48,7 +49,7 @@ class EvenPerceptron(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self._inner():
-            x = F.relu(F.linear(x, layer.weight, layer.bias))
+            x = F.relu(layer(x))
         return x if self.ends_in_relu else self._last()(x)
 
     def infer(self, x: torch.Tensor) -> torch.Tensor:
@@ -116,13 +117,6 @@ class MasterSgd(torch.optim.Optimizer):
 # Lookups
 
 
-class Rate:
-    """Learning rate of the update that the lookups' backward pass makes itself. None: it leaves a gradient instead."""
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-
 class BagSum(torch.autograd.Function):
     """All bags of all tables, which are one: [batch, tables, width]."""
 
@@ -134,17 +128,17 @@ class BagSum(torch.autograd.Function):
         offsets: torch.Tensor,
         tables: int,
         dtype: torch.dtype,
-        rate: Rate,
+        owner: GatheredTables,
     ) -> torch.Tensor:
         # Not saved for backward, which may write to the table.
-        ctx.table, ctx.rate = table, rate
+        ctx.table, ctx.owner = table, owner
         ctx.save_for_backward(indices, offsets)
         return sum_bags(table, indices, offsets, tables=tables, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         indices, offsets = ctx.saved_tensors
-        rate: float | None = ctx.rate.value
+        rate: float | None = ctx.owner.rate
         table: torch.Tensor = ctx.table.detach()
         if rate is None:
             target = torch.zeros_like(table)
@@ -189,20 +183,18 @@ class GatheredTables(nn.Module):
         self.weight = nn.Parameter(torch.cat([one.weight.detach() for one in plain]))
         learned = [one.row_weights.weight.detach() for one in plain if isinstance(one, WeightedBag)]
         self.row_weights = nn.Parameter(torch.cat(learned)) if learned else None
-        self.rate = Rate()
+        self.rate: float | None = None
+        """Learning rate of the update that the backward pass makes itself; None: it leaves a gradient instead."""
 
-    def forward(self, batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def forward(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
         table = self.weight if self.row_weights is None else self.weight * self.row_weights.unsqueeze(1)
-        pooled = BagSum.apply(table, batch["indices"], batch["offsets"], self.count, dtype, self.rate)  # type: ignore[no-untyped-call]
+        pooled = BagSum.apply(table, batch["indices"], batch["offsets"], self.count, dtype, self)  # type: ignore[no-untyped-call]
         return cast("torch.Tensor", pooled)
 
     def arm(self, rate: float | None) -> list[nn.Parameter]:
         """From now on backward updates the table, or with None does not; gives what no optimizer has to."""
-        if self.row_weights is not None or rate is None:
-            self.rate.value = None
-            return []
-        self.rate.value = rate
-        return [self.weight]
+        self.rate = rate if self.row_weights is None else None
+        return [] if self.rate is None else [self.weight]
 
     def plain_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _split_gradient(self.weight.grad, "weight", self.rows)
@@ -273,7 +265,7 @@ class PackedTables(nn.Module):
             target[:, 2 : 2 + width // CODES_A_WORD] = packed[:, HEADER_BYTES:].contiguous().view(torch.int32)
         self.register_buffer("records", records)
 
-    def forward(self, batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def forward(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
         records, indices = self.get_buffer("records"), batch["indices"]
         if records.is_cuda:
             from stepscope.bench.workloads.models.dlrm.kernels import sum_packed_bags
@@ -346,7 +338,7 @@ class FastDlrm(nn.Module):
     def dtype(self) -> torch.dtype:
         return cast("nn.Linear", self.top.layers[0]).weight.dtype
 
-    def loss(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         if isinstance(self.lookup, CountedTables):
             looked_up = self.lookup.count(batch["indices"], self.dtype)
         else:
@@ -362,7 +354,7 @@ class FastDlrm(nn.Module):
         logits = self.top(join_evenly([bottom, crossed]))
         return loss_of(logits.squeeze(1), labels, self.loss_kind)
 
-    def infer(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, batch: Batch) -> torch.Tensor:
         bottom = self.bottom.infer(batch["dense"])
         features = join_evenly([bottom.unsqueeze(1), self.lookup(batch, bottom.dtype)])
         products = torch.bmm(features, features.transpose(1, 2)).flatten(1)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from stepscope.bench.workloads.protocol import Mode, Task
+from stepscope.bench.workloads.protocol import Batch, Mode, Task
 
 
 class Tables(NamedTuple):
@@ -231,17 +231,17 @@ class DlrmTask(Task):
         super().__init__(sizes)
         self.tables = read_tables(sizes)
 
-    def build(self) -> Dlrm:
+    def build(self) -> nn.Module:
         return Dlrm(self.sizes, self.tables)
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         return make_examples(self.sizes, self.tables, count, seed=seed, mode=mode)
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits = module(batch["dense"], batch["indices"], batch["offsets"])
         return loss_of(logits, batch["labels"], self.sizes["loss"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """The chance of a click."""
         return torch.sigmoid(cast("torch.Tensor", module(batch["dense"], batch["indices"], batch["offsets"])))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -11,8 +11,7 @@ from torch import nn
 from stepscope.bench.workloads.models.dlrm import fast_network
 from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, MasterSgd, even
 from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, QuantisedBag
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Precision, Task
-from stepscope.bench.workloads.steps import UpdatesEarly
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision, Task
 from stepscope.core.errors import BadInputError
 
 COUNTED_ROWS_A_LOOKUP = 32
@@ -20,7 +19,8 @@ COUNTED_ROWS_A_LOOKUP = 32
 tensor cores multiply some hundred numbers in the time that memory gives one."""
 
 
-class DlrmOptimized(UpdatesEarly):
+class DlrmOptimized(Optimized):
+    early_change = "update in backward"
     plain: DlrmTask
 
     def __init__(self, plain: Task) -> None:
@@ -46,7 +46,7 @@ class DlrmOptimized(UpdatesEarly):
         return fast.train(plain.training)
 
     def shard(self) -> Task:
-        from stepscope.bench.workloads.models.dlrm.sharded_fast import ShardedFastDlrm
+        from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
 
         return ShardedFastDlrm(self)
 
@@ -84,10 +84,10 @@ class DlrmOptimized(UpdatesEarly):
             arranged["offsets"] = _join_offsets(batch["offsets"], [len(one) for one in parts])
         return arranged
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("FastDlrm", module).loss(batch)
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("FastDlrm", module).infer(batch)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -123,33 +123,16 @@ class DlrmOptimized(UpdatesEarly):
         # The dense part is compiled by the module itself: the lookups before it write to their table in backward.
         return Engine(graph=True)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return self._list_changes(self._lookup_changes(mode, precision), mode, precision)
-
-    def list_sharded_changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        """Changes on a rank that has some of the tables."""
-        own = _WEIGHTED_ONCE if self.sizes["pooling"] == "learned" else _FUSED_UPDATE
-        return self._list_changes([_OWN_GATHERED, *([own] if mode == "train" else [])], mode, precision)
-
-    def _list_changes(self, lookups: list[Change], mode: Mode, precision: Precision) -> list[Change]:
-        return [
-            *(_TRAINING if mode == "train" else _INFERENCE),
-            *lookups,
-            *([_HALVES] if mode == "train" and precision == "bf16" else []),
-            *([_STORED_HALVES] if mode == "infer" and precision in ("bf16", "fp16") else []),
-            *([_ROUNDED] if precision == "tf32" else []),
-        ]
-
-    def _lookup_changes(self, mode: Mode, precision: Precision) -> list[Change]:
+    def list_changes(self, mode: Mode) -> list[Change]:
         if self._packed:
-            return [_PACKED]
-        if mode == "infer":
-            return [_GATHERED]
-        if self._counted:
-            return [_COUNTED, *([_COUNTED_HALVES] if precision == "bf16" else [])]
-        if self.sizes["pooling"] == "learned":
-            return [_GATHERED, _WEIGHTED_ONCE]
-        return [_GATHERED, _FUSED_UPDATE]
+            return [_PACKED, *_DENSE_PART[mode]]
+        if mode == "train" and self._counted:
+            return [_COUNTED, _COUNTED_HALVES, *_DENSE_PART[mode]]
+        return self.list_gathered_changes(mode, _GATHERED)
+
+    def list_gathered_changes(self, mode: Mode, gathered: Change) -> list[Change]:
+        update = _WEIGHTED_ONCE if self.sizes["pooling"] == "learned" else _FUSED_UPDATE
+        return [gathered, *([update] if mode == "train" else []), *_DENSE_PART[mode]]
 
 
 def _join_tables(parts: tuple[torch.Tensor, ...], starts: list[int]) -> torch.Tensor:
@@ -167,30 +150,39 @@ _EVEN = Change(
     "even widths",
     "inner widths of both perceptrons, dense inputs and the number of features get zeros up to multiples of 8",
 )
-_TRAINING = [
-    Change("whole-step CUDA graph", "forward, backward and optimizer are captured once and replayed"),
-    Change("compiled dense part", "perceptrons, interaction and loss go through torch.compile"),
-    _EVEN,
-    Change(
-        "symmetric interaction gradient",
-        "backward of the interaction is one batched matmul with the symmetric gradient instead of a scatter and two",
-    ),
-    Change("fused SGD", "one pass over each weight for the update"),
-]
-_INFERENCE = [
-    Change("whole-batch CUDA graph", "the forward pass is captured once and replayed"),
-    _EVEN,
-    Change("fused bias and ReLU", "bias and ReLU are added in the matmul's own kernel"),
-]
+_ROUNDED = Change("tf32", "32-bit matmuls are rounded to tf32", ["tf32"])
+_DENSE_PART: dict[Mode, list[Change]] = {
+    "train": [
+        Change("whole-step CUDA graph", "forward, backward and optimizer are captured once and replayed"),
+        Change("compiled dense part", "perceptrons, interaction and loss go through torch.compile"),
+        _EVEN,
+        Change(
+            "symmetric interaction gradient",
+            "backward of the interaction is one batched matmul with the symmetric gradient instead of a scatter and "
+            "two",
+        ),
+        Change("fused SGD", "one pass over each weight for the update"),
+        Change(
+            "bfloat16 weights with masters",
+            "matmuls read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
+            ["bf16"],
+        ),
+        _ROUNDED,
+    ],
+    "infer": [
+        Change("whole-batch CUDA graph", "the forward pass is captured once and replayed"),
+        _EVEN,
+        Change("fused bias and ReLU", "bias and ReLU are added in the matmul's own kernel"),
+        Change("half-precision storage", "weights and activations are stored in 16 bits", ["bf16", "fp16"]),
+        _ROUNDED,
+    ],
+}
 _GATHERED = Change(
     "one table", "all tables lie in one weight; the loader adds each table's first row to its indices, in 32 bits; one "
     "kernel sums all bags",
 )  # fmt: skip
-_OWN_GATHERED = Change(
-    "own tables as one", "a rank's tables lie in one weight; one kernel sums all bags that the ranks have sent for them"
-)
 _FUSED_UPDATE = Change(
-    UpdatesEarly.early_change,
+    DlrmOptimized.early_change,
     "the backward kernel adds the SGD update to the tables' rows by atomic additions; no gradient of them is kept",
 )
 _WEIGHTED_ONCE = Change("weights folded into rows", "a row's learned weight is multiplied into it once per step")
@@ -199,19 +191,15 @@ _COUNTED = Change(
     "all tables lie in one weight; a kernel counts how often each bag has each row, and a batched matmul of counts "
     "and tables pools them; a row's learned weight is multiplied into it once per step; indices have 32 bits",
 )
-_COUNTED_HALVES = Change("tables rounded for the matmul", "the pooled rows are rounded to bfloat16; updates are not")
+_COUNTED_HALVES = Change(
+    "tables rounded for the matmul", "the pooled rows are rounded to bfloat16; updates are not", ["bf16"]
+)
 _PACKED = Change(
     "one packed table",
     "all 4-bit tables lie in one array of 64-byte-aligned records, scale and offset as 32-bit floats already times the "
     "row's fixed weight; one kernel gathers, unpacks, scales and sums; the loader adds each table's first row to its "
     "indices",
 )
-_HALVES = Change(
-    "bfloat16 weights with masters",
-    "matmuls read bfloat16 weights; SGD updates 32-bit copies and rounds them in the same pass",
-)
-_STORED_HALVES = Change("half-precision storage", "weights and activations are stored in 16 bits")
-_ROUNDED = Change("tf32", "32-bit matmuls are rounded to tf32")
 
 
 def _require_fixed_bags(offsets: torch.Tensor, lookups: Sequence[int]) -> None:

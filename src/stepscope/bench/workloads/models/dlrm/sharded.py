@@ -1,20 +1,21 @@
-"""DLRM over many ranks: tables sharded table by table, pooled vectors exchanged."""
+"""DLRM over many ranks, plain and optimized: tables sharded table by table, pooled vectors exchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.bench.workloads.protocol import Mode, Task
+from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, GatheredTables, even
+from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
+from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
+from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 from stepscope.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
 
 
 class ExchangePooled(torch.autograd.Function):
@@ -130,7 +131,7 @@ def join_starts(begins: torch.Tensor, length: int) -> torch.Tensor:
     return (begins + length * torch.arange(len(begins), device=begins.device).unsqueeze(1)).flatten()
 
 
-class ShardedDlrm(Task):
+class ShardedDlrm(DlrmTask):
     """The plain task as one rank of a process group sees it; every rank makes the same calls.
 
     A rank's loss is the mean over its own examples; updates are those of the mean over all ranks' examples.
@@ -138,34 +139,21 @@ class ShardedDlrm(Task):
 
     def __init__(self, plain: DlrmTask) -> None:
         super().__init__(plain.sizes)
-        self.plain = plain
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        if self.ranks > len(plain.tables.rows):
+        if self.ranks > len(self.tables.rows):
             raise UsageError(
-                f"{self.ranks} ranks cannot share {len(plain.tables.rows)} tables",
+                f"{self.ranks} ranks cannot share {len(self.tables.rows)} tables",
                 hint="take as many ranks as there are tables, or fewer",
             )
-        self.owners = shard_tables(plain.tables, self.ranks)
+        self.owners = shard_tables(self.tables, self.ranks)
 
-    def build(self) -> ShardedNetwork:
-        return self.keep_own(self.plain.build())
-
-    def keep_own(self, module: Dlrm) -> ShardedNetwork:
+    def build(self) -> nn.Module:
         """Keeps this rank's tables of a whole module; the perceptrons become those of the first rank."""
-        return ShardedNetwork(module, self.owners)
+        return ShardedNetwork(cast("Dlrm", super().build()), self.owners)
 
     def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
         """This rank's examples, other ones than those of other ranks."""
-        return self.plain.make_batch(count, seed=seed * self.ranks + self.rank, mode=mode)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.plain.loss(module, batch)
-
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.plain.infer(module, batch)
-
-    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        return self.plain.make_optimizer(module)
+        return super().make_batch(count, seed=seed * self.ranks + self.rank, mode=mode)
 
 
 def shard_tables(tables: Tables, ranks: int) -> list[int]:
@@ -178,3 +166,94 @@ def shard_tables(tables: Tables, ranks: int) -> list[int]:
         owners[table] = rank
         load[load.index((carried, rank))] = (carried + tables.lookups[table], rank)
     return owners
+
+
+# Optimized: each rank's tables gathered in one
+
+
+class ShardedTables(nn.Module):
+    """All tables as a rank sees them, of which it has some, gathered in one."""
+
+    def __init__(self, plain: Sequence[nn.EmbeddingBag], exchange: TableExchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.own = GatheredTables([plain[table] for table in exchange.own])
+        rows = torch.tensor([0, *self.own.rows[:-1]]).cumsum(0)
+        self.register_buffer("first_rows", rows.to(self.own.weight.device), persistent=False)
+
+    def forward(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+        """[batch, tables, width]."""
+        taken = self.exchange.send_lookups(batch["indices"], len(batch["dense"]))
+        starts = self.exchange.send_offsets(batch["offsets"])
+        tables = [torch.cat(one) for one in taken]
+        indices = torch.cat([one + row for one, row in zip(tables, self.get_buffer("first_rows"), strict=True)])
+        offsets = [join_starts(begins, len(parts[0])) for begins, parts in zip(starts, taken, strict=True)]
+        before = 0
+        for place, one in enumerate(tables):
+            offsets[place] = offsets[place] + before
+            before += len(one)
+        ends = torch.full((1,), before, dtype=indices.dtype, device=indices.device)
+        gathered = {"indices": indices.int(), "offsets": torch.cat([*offsets, ends]).int()}
+        return self.exchange.return_pooled(self.own(gathered, dtype))
+
+    def arm(self, rate: float | None) -> list[nn.Parameter]:
+        return self.own.arm(rate)
+
+
+class ShardedFastNetwork(nn.Module):
+    """Gradients of the dense part are averaged as backward makes them; those of tables have come to their owner."""
+
+    def __init__(self, fast: FastDlrm, *, trained: bool) -> None:
+        super().__init__()
+        self.fast = fast
+        self.infer = fast.infer
+        self.loss: nn.Module = _Loss(fast)
+        if trained:
+            own = [*fast.lookup.named_parameters(), *fast.lookup.named_buffers()]
+            names = [f"fast.lookup.{name}" for name, _ in own]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.loss, names)  # type: ignore[no-untyped-call]
+            self.loss = DistributedDataParallel(self.loss)
+
+
+class _Loss(nn.Module):
+    def __init__(self, fast: FastDlrm) -> None:
+        super().__init__()
+        self.fast = fast
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.fast.loss(batch)
+
+
+class ShardedFastDlrm(DlrmOptimized):
+    """A table's owner has its gradients of all ranks' examples, so that its backward pass may update it itself."""
+
+    def __init__(self, fast: DlrmOptimized) -> None:
+        super().__init__(fast.plain)
+        self.sharded = ShardedDlrm(fast.plain)
+
+    def convert(self, module: nn.Module, *, mode: Mode, precision: Precision) -> nn.Module:
+        plain = cast("Dlrm", module)
+        exchange = TableExchange(plain.lookups, self.sharded.owners, plain.get_buffer("lower").device)
+        lookup = ShardedTables(cast("list[nn.EmbeddingBag]", list(plain.tables)), exchange)
+        fast = self.convert_around(lookup, plain, mode=mode, precision=precision)
+        return ShardedFastNetwork(fast, trained=mode == "train")
+
+    def make_batch(self, count: int, *, seed: int, mode: Mode) -> dict[str, torch.Tensor]:
+        """This rank's examples. Indices stay as they are: where they go is decided table by table."""
+        batch = self.sharded.make_batch(count, seed=seed, mode=mode)
+        features = batch["dense"].shape[1]
+        return {**batch, "dense": functional.pad(batch["dense"], (0, even(features) - features))}
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return super().make_optimizer(cast("ShardedFastNetwork", module).fast)
+
+    def make_late_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return super().make_late_optimizer(cast("ShardedFastNetwork", module).fast)
+
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return self.list_gathered_changes(mode, _OWN_GATHERED)
+
+
+_OWN_GATHERED = Change(
+    "own tables as one", "a rank's tables lie in one weight; one kernel sums all bags that the ranks have sent for them"
+)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from stepscope.bench.workloads.feed import to_device
-from stepscope.bench.workloads.protocol import Mode, Precision, Task
+from stepscope.bench.workloads.precision import to_device
+from stepscope.bench.workloads.protocol import Mode, Precision, Setting, Task
 
 KIND = torch.float8_e4m3fn
 SLOPES = torch.float8_e5m2
@@ -24,35 +24,35 @@ EXAMPLES, EXAMPLES_SEED = 16, 99
 """That are looked at; others than those of any measurement."""
 
 
+Ranges = dict[nn.Module, torch.Tensor]
+"""The largest input of each linear layer."""
+
+
 def find_ranges(plain: Task, module: nn.Module, *, mode: Mode, precision: Precision) -> Ranges | None:
     """For inference in this precision; None else. Training finds them as it goes: they change with the weights."""
     if precision != "fp8" or mode == "train":
         return None
     batch = plain.make_batch(EXAMPLES, seed=EXAMPLES_SEED, mode="infer")
-    device = str(next(module.parameters()).device)
-    there = to_device(batch, device=device, precision="fp32", mode="infer")
-    return Ranges(module, lambda: plain.infer(module, there))
+    there = to_device(batch, Setting("infer", "fp32", str(next(module.parameters()).device)))
+    return find_largest_inputs(module, lambda: plain.infer(module, there))
 
 
-class Ranges:
-    """The largest input of each linear layer, found by letting a plain module read some examples."""
+def find_largest_inputs(plain: nn.Module, read: Callable[[], Any]) -> Ranges:
+    """By letting a plain module read some examples."""
+    largest: dict[nn.Module, torch.Tensor] = {}
 
-    def __init__(self, plain: nn.Module, read: Callable[[], Any]) -> None:
-        self._largest: dict[nn.Module, torch.Tensor] = {}
-        hooks = [one.register_forward_pre_hook(self._note) for one in plain.modules() if isinstance(one, nn.Linear)]
-        try:
-            with torch.inference_mode():
-                read()
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _note(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         seen = inputs[0].detach().abs().amax().float()
-        self._largest[layer] = torch.maximum(seen, self._largest.get(layer, seen))
+        largest[layer] = torch.maximum(seen, largest.get(layer, seen))
 
-    def of(self, layer: nn.Module) -> torch.Tensor:
-        return self._largest[layer].clone()
+    hooks = [one.register_forward_pre_hook(note) for one in plain.modules() if isinstance(one, nn.Linear)]
+    try:
+        with torch.inference_mode():
+            read()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {layer: one.clone() for layer, one in largest.items()}
 
 
 class Fp8Linear(nn.Module):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepscope.bench.workloads.protocol import Task
+
 PUBLISHED_LENGTHS: tuple[tuple[float, float], ...] = (
     (0, 1), (5, 3), (25, 11), (50, 23), (70, 47), (75, 56), (90, 147), (95, 250), (99, 675), (100, 2462),
 )  # fmt: skip
@@ -38,22 +40,18 @@ def draw_words(shape: Sequence[int], *, first: int, vocabulary: int, generator: 
 
 
 def draw_lengths(count: int, *, longest: int, generator: torch.Generator) -> torch.Tensor:
-    """One a sequence, linear between the published percentiles, cut to 1..longest."""
-    lengths = length_at(torch.rand(count, generator=generator, dtype=torch.float64) * 100)
+    """One a sequence, as published, cut to 1..longest."""
+    lengths = at_percentile(PUBLISHED_LENGTHS, torch.rand(count, generator=generator, dtype=torch.float64) * 100)
     return lengths.round().long().clamp_(1, longest)
 
 
-def length_at(percentile: torch.Tensor) -> torch.Tensor:
-    percentiles, lengths = torch.tensor(PUBLISHED_LENGTHS, dtype=torch.float64).t().contiguous().unbind(0)
-    upper = torch.searchsorted(percentiles, percentile).clamp_(1, len(PUBLISHED_LENGTHS) - 1)
+def at_percentile(table: Sequence[tuple[float, float]], percentile: torch.Tensor) -> torch.Tensor:
+    """Of values whose percentiles the table says, with straight lines between them."""
+    percentiles, values = torch.tensor(table, dtype=torch.float64).t().contiguous().unbind(0)
+    upper = torch.searchsorted(percentiles, percentile).clamp_(1, len(table) - 1)
     lower = upper - 1
     share = (percentile - percentiles[lower]) / (percentiles[upper] - percentiles[lower])
-    return lengths[lower] + share * (lengths[upper] - lengths[lower])
-
-
-def make_adamw(module: nn.Module, *, learning_rate: float, decay: float, fused: bool = False) -> torch.optim.Optimizer:
-    how: dict[str, Any] = {"fused": True, "capturable": next(module.parameters()).is_cuda} if fused else {}
-    return torch.optim.AdamW(decayed_groups(module, decay), lr=learning_rate, **how)
+    return values[lower] + share * (values[upper] - values[lower])
 
 
 def decayed_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
@@ -65,5 +63,10 @@ def decayed_groups(module: nn.Module, decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def make_sgd(module: nn.Module, *, learning_rate: float, fused: bool = False) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=learning_rate, **({"fused": True} if fused else {}))
+class AdamWTask(Task):
+    """Trained by AdamW."""
+
+    def make_optimizer(self, module: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
+        how: dict[str, Any] = {"fused": True, "capturable": next(module.parameters()).is_cuda} if fused else {}
+        groups = decayed_groups(module, self.sizes["weight_decay"])
+        return torch.optim.AdamW(groups, lr=self.sizes["learning_rate"], **how)

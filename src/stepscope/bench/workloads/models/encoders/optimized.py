@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.bench.workloads.models.encoders.fp8 import Fp8Linear, Fp8TrainedLinear, Ranges
-from stepscope.bench.workloads.models.encoders.ootb import make_adamw
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Precision
+from stepscope.bench.workloads.models.encoders.ootb import AdamWTask
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
 ONE_PROJECTION = Change("one projection", "Query, key and value are one matmul with their weights held as one.")
 SKIPPED_LOOKUPS = Change(
@@ -20,40 +20,43 @@ SKIPPED_LOOKUPS = Change(
 )
 COMPILED = Change("torch.compile", "Norms, sums, dropout and activations are fused by torch.compile.")
 WHOLE_GRAPH = Change("CUDA graph", "The whole step is one CUDA graph; shapes must not change.")
+FUSED_ADAMW = Change("fused optimizer", "AdamW updates all weights in few kernels.")
 
-_PRECISIONS: dict[Precision, Change] = {
-    "tf32": Change("tf32", "Matmuls of fp32 matrices are rounded to tf32."),
-    "bf16": Change("bf16", "Matmuls are taken in bf16."),
-    "fp16": Change("fp16", "Weights and matmuls are fp16."),
-    "fp8": Change(
-        "fp8",
-        "Matmuls of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; those "
-        "of inputs are found beforehand on 16 other examples, with half as much again to spare. All else is bf16.",
-    ),
+_ANY_MODE = [
+    Change("tf32", "Matmuls of fp32 matrices are rounded to tf32.", ["tf32"]),
+    Change("bf16", "Matmuls are taken in bf16.", ["bf16"]),
+    Change("fp16", "Weights and matmuls are fp16.", ["fp16"]),
+]
+ROUNDINGS: dict[Mode, list[Change]] = {
+    "train": [
+        *_ANY_MODE,
+        Change(
+            "fp8",
+            "Matmuls of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each "
+            "tensor has one scale, found as it comes; weights stay fp32, all else is bf16.",
+            ["fp8"],
+        ),
+        Change(
+            "bf16 stream",
+            "What passes from layer to layer is bf16, too; norms are taken in fp32.",
+            ["bf16", "fp8"],
+        ),
+    ],
+    "infer": [
+        *_ANY_MODE,
+        Change(
+            "fp8",
+            "Matmuls of the layers' linear parts are taken in fp8 (e4m3). Each weight and each input has one scale; "
+            "those of inputs are found beforehand on 16 other examples, with half as much again to spare. All else is "
+            "bf16.",
+            ["fp8"],
+        ),
+    ],
 }
+"""What each precision changes."""
 
 
-_TRAINED_FP8 = Change(
-    "fp8",
-    "Matmuls of the layers' linear parts are taken in fp8, e4m3 forward and with gradients in e5m2. Each tensor has "
-    "one scale, found as it comes; weights stay fp32, all else is bf16.",
-)
-
-
-def precision_changes(mode: Mode, precision: Precision) -> list[Change]:
-    found = [_PRECISIONS[precision]] if precision in _PRECISIONS else []
-    if mode == "train" and precision == "fp8":
-        found = [_TRAINED_FP8]
-    if mode == "train" and precision in ("bf16", "fp8"):
-        found.append(Change("bf16 stream", "What passes from layer to layer is bf16, too; norms are taken in fp32."))
-    return found
-
-
-def fused_optimizer(name: str) -> Change:
-    return Change("fused optimizer", f"{name} updates all weights in few kernels.")
-
-
-def pack(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def pack(batch: Batch) -> dict[str, torch.Tensor]:
     """`input_ids` and `attention_mask` [sequences, longest], each sequence from the left, as the tokens that there are.
 
     `rows` says for each place of the padded form which token stands there, and `back` is the other way round.
@@ -74,7 +77,7 @@ def pack(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def unpack(packed: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def unpack(packed: torch.Tensor, batch: Batch) -> torch.Tensor:
     """[tokens, width] as [sequences, longest, width] with zeros for padding."""
     return packed[batch["rows"]] * batch["there"].unsqueeze(-1)
 
@@ -131,10 +134,6 @@ def as_stream(hidden: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def drop(hidden: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
     return functional.dropout(hidden, rate) if training and rate else hidden
-
-
-def keep(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
-    return linear
 
 
 class LeanEmbeddings(nn.Module):
@@ -200,7 +199,7 @@ class LeanLayer(nn.Module):
         self.attention_drop_rate = attention.dropout.p
         self.stream = stream
 
-    def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, packed: Batch | None = None) -> torch.Tensor:
         """[sequences, tokens, width]; with `packed` (see packing.pack) [tokens, width]."""
         query, key, value = self._split(self.projection(hidden), 3)
         if packed is None:
@@ -238,39 +237,8 @@ class LeanLayer(nn.Module):
         return as_stream(self.out_norm(narrow + hidden), self.stream)
 
 
-class LeanEncoder(nn.Module):
-    def __init__(
-        self,
-        layers: Iterable[Any],
-        *,
-        origins: Origins,
-        stream: torch.dtype | None,
-        narrow: Callable[..., nn.Module],
-    ) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(LeanLayer(one, origins=origins, stream=stream, narrow=narrow) for one in layers)
-
-    def forward(self, hidden: torch.Tensor, packed: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
-        for layer in self.layers:
-            hidden = layer(hidden, packed)
-        return hidden
-
-    def first_token(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The last layer is only computed where it is read: at the first token. [sequences, width]."""
-        *before, last = self.layers
-        for layer in before:
-            hidden = layer(hidden)
-        assert isinstance(last, LeanLayer)
-        return last.first_token(hidden).squeeze(1)
-
-
 def attend_packed(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    packed: Mapping[str, torch.Tensor],
-    *,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: Batch, *, scale: float
 ) -> torch.Tensor:
     """Each sequence to itself; all [tokens, heads, width]."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and varlen_attn is not None:
@@ -291,12 +259,14 @@ def choose_linear(mode: Mode, precision: Precision, ranges: Ranges | None) -> Ca
     """How linear layers take their matmuls. `reads_as`: the plain layer with the same input, where it is another."""
 
     def narrow(linear: nn.Linear, *, reads_as: nn.Linear | None = None) -> nn.Module:
+        if precision != "fp8":
+            return linear
         if mode == "train":
             return Fp8TrainedLinear(linear)
         assert ranges is not None
-        return Fp8Linear(linear.weight, linear.bias, largest_input=ranges.of(reads_as or linear))
+        return Fp8Linear(linear.weight, linear.bias, largest_input=ranges[reads_as or linear])
 
-    return narrow if precision == "fp8" else keep
+    return narrow
 
 
 def _hold(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
@@ -324,13 +294,28 @@ class LeanText(Lean):
         origins, self.stream = Origins(plain), stream_dtype(mode, precision)
         self.embeddings = LeanEmbeddings(body.embeddings, first_position=first_position, stream=self.stream)
         narrow = choose_linear(mode, precision, ranges)
-        self.encoder = LeanEncoder(body.encoder.layer, origins=origins, stream=self.stream, narrow=narrow)
+        self.layers = nn.ModuleList(
+            LeanLayer(one, origins=origins, stream=self.stream, narrow=narrow) for one in body.encoder.layer
+        )
         self.take_head(plain)
         origins.trace(self)
         self.train(plain.training)
 
     def take_head(self, plain: Any) -> None:
         """Keeps the plain module's other parts."""
+
+    def encode(self, hidden: torch.Tensor, packed: Batch | None = None) -> torch.Tensor:
+        for layer in self.layers:
+            hidden = layer(hidden, packed)
+        return hidden
+
+    def encode_first(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last layer is only computed where it is read: at the first token. [sequences, width]."""
+        *before, last = self.layers
+        for layer in before:
+            hidden = layer(hidden)
+        assert isinstance(last, LeanLayer)
+        return last.first_token(hidden).squeeze(1)
 
 
 class FastEncoder(Optimized):
@@ -339,8 +324,7 @@ class FastEncoder(Optimized):
     repeated: tuple[str, ...] = ("LeanLayer",)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        rate, decay = self.sizes["learning_rate"], self.sizes["weight_decay"]
-        return make_adamw(module, learning_rate=rate, decay=decay, fused=True)
+        return cast("AdamWTask", self.plain).make_optimizer(module, fused=True)
 
     def gradients(self, module: nn.Module) -> dict[str, torch.Tensor]:
         return cast("Lean", module).plain_gradients()
@@ -348,6 +332,5 @@ class FastEncoder(Optimized):
     def engine(self, mode: Mode) -> Engine:
         return Engine(compile="default", graph=True, dynamic=False)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        optimizer = [fused_optimizer("AdamW")] if mode == "train" else []
-        return [COMPILED, WHOLE_GRAPH, *precision_changes(mode, precision), *optimizer]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [COMPILED, WHOLE_GRAPH, *ROUNDINGS[mode], *([FUSED_ADAMW] if mode == "train" else [])]

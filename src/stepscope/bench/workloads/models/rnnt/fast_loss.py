@@ -13,8 +13,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepscope.bench.workloads.models.rnnt.lattice import Lattice, Picked, Transcripts
-from stepscope.bench.workloads.models.rnnt.ootb import HALVES, IMPOSSIBLE, skew
+from stepscope.bench.workloads.models.rnnt.ootb import HALVES, IMPOSSIBLE, lattice_costs
+
+
+class Transcripts(NamedTuple):
+    """What a batch is to say, and how long it is."""
+
+    labels: Tensor
+    """[batch, labels]."""
+    frames: Tensor
+    label_lengths: Tensor
+
+
+class Picked(NamedTuple):
+    """What the lattice needs of the log-softmax of every cell, [batch, frames, positions]."""
+
+    normaliser: Tensor
+    blank: Tensor
+    label: Tensor
 
 
 def joint_transducer_costs(
@@ -52,24 +68,24 @@ class _JointTransducer(torch.autograd.Function):
         hidden = parts.hide(encoded.contiguous(), predicted.contiguous(), transcripts, dropout)
         logits = torch.addmm(cast_bias, hidden, cast.t())
         picked = parts.pick(logits.view(*shape, -1), transcripts)
-        lattice = parts.sum_alignments(picked, transcripts)
+        sums = parts.sum_alignments(picked, transcripts)
         ctx.parts, ctx.shape, ctx.dropout, ctx.transcripts = parts, shape, dropout, transcripts
         ctx.of_bias = bias.dtype
         ctx.logits = logits
-        ctx.save_for_backward(hidden, weight, cast, cast_bias, *picked, *lattice)
-        return lattice.costs.to(picked.normaliser.dtype)
+        ctx.save_for_backward(hidden, weight, cast, cast_bias, *picked, *sums)
+        return sums[-1].to(picked.normaliser.dtype)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, cast, cast_bias, *rest = ctx.saved_tensors
-        picked, lattice = Picked(*rest[:3]), Lattice(*rest[3:])
+        picked, sums = Picked(*rest[:3]), tuple(rest[3:])
         # A second way back finds the logits overwritten and makes them anew.
         logits = ctx.logits if ctx.logits is not None else torch.addmm(cast_bias, hidden, cast.t())
         ctx.logits = None
         batch, frames, positions = ctx.shape
         parts: Parts = ctx.parts
         cells = logits.view(batch, frames, positions, -1)
-        parts.differentiate(cells, picked, lattice, ctx.transcripts, upstream.contiguous())
+        parts.differentiate(cells, picked, sums, ctx.transcripts, upstream.contiguous())
 
         # One matmul an utterance and a sum: one matmul over all cells has few rows and columns to share out.
         by_utterance = logits.view(batch, frames * positions, -1)
@@ -77,14 +93,7 @@ class _JointTransducer(torch.autograd.Function):
         of_bias = by_utterance.sum(dim=(0, 1), dtype=picked.normaliser.dtype).to(ctx.of_bias)
         of_hidden = logits @ cast
         of_encoded, of_predicted = parts.unhide(of_hidden, hidden, ctx.shape, ctx.transcripts, ctx.dropout)
-        return (
-            of_encoded,
-            of_predicted,
-            of_weight.sum(dim=0, dtype=weight.dtype),
-            of_bias,
-            None,
-            None,
-        )
+        return of_encoded, of_predicted, of_weight.sum(dim=0, dtype=weight.dtype), of_bias, None, None
 
 
 class Parts(NamedTuple):
@@ -93,8 +102,9 @@ class Parts(NamedTuple):
     hide: Callable[[Tensor, Tensor, Transcripts, float], Tensor]
     """relu of the sums with dropout, [cells, width]; zeros outside of the lengths."""
     pick: Callable[[Tensor, Transcripts], Picked]
-    sum_alignments: Callable[[Picked, Transcripts], Lattice]
-    differentiate: Callable[[Tensor, Picked, Lattice, Transcripts, Tensor], None]
+    sum_alignments: Callable[[Picked, Transcripts], tuple[Tensor, ...]]
+    """What `differentiate` needs of all alignments, and last the costs."""
+    differentiate: Callable[[Tensor, Picked, tuple[Tensor, ...], Transcripts, Tensor], None]
     """Puts the gradient of the costs in place of the logits."""
     unhide: Callable[[Tensor, Tensor, tuple[int, int, int], Transcripts, float], tuple[Tensor, Tensor]]
     """Gradients of both sides of the sums from that of what `hide` gave."""
@@ -134,63 +144,24 @@ def pick(logits: Tensor, transcripts: Transcripts) -> Picked:
     return Picked(normaliser, wide[..., -1] - normaliser, label.masked_fill(last[:, None], IMPOSSIBLE))
 
 
-def sum_alignments(picked: Picked, transcripts: Transcripts) -> Lattice:
-    blank, label = skew(picked.blank.double()), skew(picked.label.double())
-    inside = valid_cells(picked.blank.shape[1], picked.blank.shape[2], transcripts)
-    valid = skew(torch.where(inside, 0.0, IMPOSSIBLE).double()) == 0.0
-    diagonals, positions = blank.shape[1:]
-
-    alpha = torch.full_like(blank, IMPOSSIBLE)
-    alpha[:, 0, 0] = 0.0
-    for now in range(1, diagonals):
-        before = alpha[:, now - 1]
-        alpha[:, now] = before + blank[:, now - 1]
-        moves = (before + label[:, now - 1])[:, :-1]
-        alpha[:, now, 1:] = torch.logaddexp(alpha[:, now, 1:], moves)
-
-    beta = torch.full_like(blank, IMPOSSIBLE)
-    ends = transcripts.frames - 1 + transcripts.label_lengths
-    position = torch.arange(positions, device=blank.device)
-    # One more diagonal behind the last, from where the blank at the end leads out.
-    after = torch.full_like(blank[:, 0], IMPOSSIBLE)
-    for now in reversed(range(diagonals)):
-        is_end = (ends == now)[:, None] & (position == transcripts.label_lengths[:, None])
-        stays = torch.where(is_end, 0.0, after) + blank[:, now]
-        moves = after[:, 1:] + label[:, now, :-1]
-        stays[:, :-1] = torch.logaddexp(stays[:, :-1], moves)
-        after = beta[:, now] = torch.where(valid[:, now], stays, IMPOSSIBLE)
-    return Lattice(_straighten(alpha), _straighten(beta), -beta[:, 0, 0])
+def sum_alignments(picked: Picked, transcripts: Transcripts) -> tuple[Tensor, ...]:
+    """How often alignments leave each cell by the blank and by the label: the gradient of the costs says it."""
+    with torch.enable_grad():
+        blank, label = (one.detach().double().requires_grad_() for one in (picked.blank, picked.label))
+        costs = lattice_costs(blank, label, transcripts.frames, transcripts.label_lengths)
+        by_blank, by_label = torch.autograd.grad(-costs.sum(), (blank, label), materialize_grads=True)
+    return by_blank, by_label, costs.detach()
 
 
-def _straighten(skewed: Tensor) -> Tensor:
-    """The reverse of `skew`."""
-    diagonals, positions = skewed.shape[1:]
-    frames = diagonals - positions + 1
-    u = torch.arange(positions, device=skewed.device)
-    return skewed[:, torch.arange(frames, device=skewed.device)[:, None] + u, u]
-
-
-def differentiate(logits: Tensor, picked: Picked, lattice: Lattice, transcripts: Transcripts, upstream: Tensor) -> None:
+def differentiate(
+    logits: Tensor, picked: Picked, sums: tuple[Tensor, ...], transcripts: Transcripts, upstream: Tensor
+) -> None:
     """A cell's gradient: how often alignments pass through it, times its softmax, less how often they leave it by the
     blank or by the label."""
-    alpha, beta, costs = lattice
-    frames, positions = alpha.shape[1:]
-    device = alpha.device
-    next_frame = torch.cat([beta[:, 1:], torch.full_like(beta[:, :1], IMPOSSIBLE)], dim=1)
-    end = (torch.arange(frames, device=device) == transcripts.frames[:, None] - 1)[:, :, None] & (
-        torch.arange(positions, device=device) == transcripts.label_lengths[:, None]
-    )[:, None]
-    next_frame = torch.where(end, 0.0, next_frame)
-    next_label = torch.cat([beta[:, :, 1:], torch.full_like(beta[:, :, :1], IMPOSSIBLE)], dim=2)
-    begun = alpha + costs[:, None, None]
-    by_blank = (begun + picked.blank + next_frame).exp()
-    by_label = (begun + picked.label + next_label).exp()
-    share = upstream[:, None, None].double() * valid_cells(frames, positions, transcripts)
-    by_blank, by_label = (by_blank * share).to(picked.blank.dtype), (by_label * share).to(picked.blank.dtype)
-
+    by_blank, by_label = ((one * upstream[:, None, None].double()).to(picked.blank.dtype) for one in sums[:2])
     gradient = (logits - picked.normaliser[..., None]).exp_().mul_((by_blank + by_label)[..., None])
     gradient[..., -1] -= by_blank
-    chosen = transcripts.labels[:, None, :, None].expand(-1, frames, -1, 1)
+    chosen = transcripts.labels[:, None, :, None].expand(-1, logits.shape[1], -1, 1)
     gradient[:, :, :-1].scatter_add_(3, chosen, -by_label[:, :, :-1, None])
     logits.copy_(gradient)
 

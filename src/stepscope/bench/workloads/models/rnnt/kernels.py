@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepscope.bench.workloads.models.rnnt.lattice import Lattice, Picked, Transcripts
+from stepscope.bench.workloads.models.rnnt.fast_loss import Picked, Transcripts
 
 IMPOSSIBLE = tl.constexpr(-1e30)
 DECODE_WARPS = 8
@@ -91,15 +91,16 @@ def _pick_kernel(
         tl.store(label + cell, tl.where(u < said, next_one, IMPOSSIBLE))
 
 
-def sum_alignments(picked: Picked, transcripts: Transcripts) -> Lattice:
+def sum_alignments(picked: Picked, transcripts: Transcripts) -> tuple[Tensor, ...]:
+    """Of each cell the sum over all ways to it and over those from it to the end; and the costs."""
     batch, frames, positions = picked.blank.shape
     wide = {"dtype": torch.float64, "device": picked.blank.device}
-    lattice = Lattice(*(torch.empty(batch, frames, positions, **wide) for _ in range(2)), torch.empty(batch, **wide))
+    sums = *(torch.empty(batch, frames, positions, **wide) for _ in range(2)), torch.empty(batch, **wide)
     _lattice_kernel[(batch, 2)](
-        picked.blank, picked.label, *lattice, transcripts.frames, transcripts.label_lengths, frames, positions,
+        picked.blank, picked.label, *sums, transcripts.frames, transcripts.label_lengths, frames, positions,
         BLOCK=triton.next_power_of_2(positions), num_warps=1,
     )  # fmt: skip
-    return lattice
+    return sums
 
 
 @triton.jit
@@ -142,10 +143,12 @@ def _lattice_kernel(blank, label, alpha, beta, costs, frames, label_lengths, T, 
             tl.store(beta + row, arriving, mask=inside)
 
 
-def differentiate(logits: Tensor, picked: Picked, lattice: Lattice, transcripts: Transcripts, upstream: Tensor) -> None:
+def differentiate(
+    logits: Tensor, picked: Picked, sums: tuple[Tensor, ...], transcripts: Transcripts, upstream: Tensor
+) -> None:
     batch, frames, positions, classes = logits.shape
     _gradient_kernel[(batch * frames * positions,)](
-        logits, *picked, *lattice, upstream, transcripts.labels, transcripts.frames, transcripts.label_lengths,
+        logits, *picked, *sums, upstream, transcripts.labels, transcripts.frames, transcripts.label_lengths,
         frames, positions, classes, transcripts.labels.stride(0),
         BLOCK=triton.next_power_of_2(classes), num_warps=2,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stepscope.bench.workloads.models.rnnt.lamb import Lamb
 from stepscope.bench.workloads.models.rnnt.speech import LEVEL, make_utterances
-from stepscope.bench.workloads.protocol import Mode, Outputs, Task
+from stepscope.bench.workloads.protocol import Batch, Mode, Outputs, Task
 
 State = tuple[Tensor, Tensor]
 """Hidden and cell state of a recurrent stack, each [layers, batch, width]."""
@@ -277,8 +277,7 @@ def plant(network: Rnnt, *, mel: int, stack: int, labels: int) -> None:
 def _carry(lstm: nn.LSTM, layer: int, wiring: torch.Tensor, bias: float = 0.0) -> None:
     """The first units of a layer pass on what `wiring` takes from the layer's input, and remember nothing."""
     count, width = wiring.shape[0], lstm.hidden_size
-    inputs, inner = getattr(lstm, f"weight_ih_l{layer}"), getattr(lstm, f"weight_hh_l{layer}")
-    biases, more = getattr(lstm, f"bias_ih_l{layer}"), getattr(lstm, f"bias_hh_l{layer}")
+    inputs, inner, biases, more = lstm.all_weights[layer]
     for gate, level in enumerate((OPEN, -OPEN, bias, OPEN)):
         rows = slice(gate * width, gate * width + count)
         inputs[rows] = wiring.to(inputs) if gate == 2 else 0.0
@@ -288,6 +287,8 @@ def _carry(lstm: nn.LSTM, layer: int, wiring: torch.Tensor, bias: float = 0.0) -
 
 class RnntTask(Task):
     """Batches are padded to the declared maxima, so that all of one size have the same shapes; lengths come along."""
+
+    parts = ("encoder.before", "encoder.after", "prediction", "joint")
 
     def build(self) -> nn.Module:
         sizes = self.sizes
@@ -304,11 +305,11 @@ class RnntTask(Task):
             return utterances
         return {name: utterances[name] for name in ("features", "frames")}
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         logits = module(batch["features"], batch["labels"])
         return transducer_loss(logits, batch["labels"], encoded_lengths(batch["frames"]), batch["label_lengths"])
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         """What the encoder gives ([batch, frames, width], zeros beyond the lengths), and of the greedy transcript the
         labels ([batch, max_output], -1 beyond the end), the logit of each where it was chosen (0 beyond), and the
         length. All as floats, so that they can be compared as such: a wrong label is a large error."""
@@ -323,10 +324,6 @@ class RnntTask(Task):
     def make_optimizer(self, module: nn.Module, kind: type[Lamb] = Lamb) -> torch.optim.Optimizer:
         rate, decay, norm = (self.sizes[name] for name in ("learning_rate", "weight_decay", "max_gradient_norm"))
         return kind(module.parameters(), lr=rate, weight_decay=decay, max_norm=norm)
-
-    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        network = cast("Rnnt", module)
-        return [network.encoder.before, network.encoder.after, network.prediction, network.joint]
 
 
 def encoded_lengths(frames: torch.Tensor) -> torch.Tensor:

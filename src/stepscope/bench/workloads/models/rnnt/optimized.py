@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import LSTM
 from torch.nn import functional as F  # noqa: N812
 
-from stepscope.bench.workloads.models.rnnt.fast_loss import joint_transducer_costs
+from stepscope.bench.workloads.models.rnnt.fast_loss import Transcripts, joint_transducer_costs
 from stepscope.bench.workloads.models.rnnt.lamb import ForeachLamb
-from stepscope.bench.workloads.models.rnnt.lattice import Transcripts
 from stepscope.bench.workloads.models.rnnt.ootb import (
     ConcatJoint,
     Rnnt,
@@ -22,23 +21,10 @@ from stepscope.bench.workloads.models.rnnt.ootb import (
     mask_frames,
     stack_pairs,
 )
-from stepscope.bench.workloads.protocol import Change, Engine, Mode, Optimized, Outputs, Precision
+from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Outputs, Precision
 
 PERSISTENT_MULTIPLE = 128
 """Multiple of the input's width that cuDNN's persistent kernels want."""
-
-
-class _Layer(NamedTuple):
-    inputs: Tensor
-    recurrent: Tensor
-    bias: Tensor
-
-
-def _weights_of(lstm: nn.LSTM, number: int) -> _Layer:
-    def one(name: str) -> Tensor:
-        return getattr(lstm, f"{name}_l{number}")  # type: ignore[no-any-return]
-
-    return _Layer(one("weight_ih"), one("weight_hh"), one("bias_ih") + one("bias_hh"))
 
 
 class Transcriber(nn.Module):
@@ -59,16 +45,16 @@ class Transcriber(nn.Module):
             raise ValueError("the decoding loop is written for a prediction network of two layers")
         embedding = network.prediction.embedding.weight
         # A label changes the first layer's gates by a vector of its own; zeros stand before the first label.
-        first, second = _weights_of(lstm, 0), _weights_of(lstm, 1)
-        through = F.linear(F.pad(embedding, (0, 0, 0, 1)), first.inputs, first.bias)
+        (inputs_0, recurrent_0, bias_0, more_0), (inputs_1, recurrent_1, bias_1, more_1) = lstm.all_weights
+        through = F.linear(F.pad(embedding, (0, 0, 0, 1)), inputs_0, bias_0 + more_0)
         weights = {
             "of_encoder": of_encoder,
             "hidden_bias": bias,
             "table": through,
-            "recurrent_0": first.recurrent,
-            "inputs_1": second.inputs,
-            "recurrent_1": second.recurrent,
-            "bias_1": second.bias,
+            "recurrent_0": recurrent_0,
+            "inputs_1": inputs_1,
+            "recurrent_1": recurrent_1,
+            "bias_1": bias_1 + more_1,
             "projection": of_prediction,
             "output": network.joint.output.weight,
             "output_bias": network.joint.output.bias,
@@ -157,14 +143,12 @@ def _split(lstm: nn.LSTM) -> nn.ModuleList:
     """Each layer as a module of its own, its input widened with zeros: cuDNN has persistent kernels for such calls."""
     layers = []
     for number in range(lstm.num_layers):
-        inputs = getattr(lstm, f"weight_ih_l{number}")
+        inputs, *others = lstm.all_weights[number]
         wide = -(-inputs.shape[1] // PERSISTENT_MULTIPLE) * PERSISTENT_MULTIPLE
         layer = nn.LSTM(wide, lstm.hidden_size, batch_first=True, device=inputs.device, dtype=inputs.dtype)
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-            weight = getattr(lstm, f"{name}_l{number}")
-            if name == "weight_ih":
-                weight = F.pad(weight, (0, wide - weight.shape[1]))
-            getattr(layer, f"{name}_l0").copy_(weight)
+        padded = F.pad(inputs, (0, wide - inputs.shape[1]))
+        for own, weight in zip(layer.all_weights[0], [padded, *others], strict=True):
+            own.copy_(weight)
         layers.append(layer.train(lstm.training))
     return nn.ModuleList(layers)
 
@@ -253,8 +237,7 @@ def _run_stack(lstm: nn.LSTM, hidden: Tensor) -> Tensor:
 def _run_layer(lstm: nn.LSTM, number: int, hidden: Tensor) -> Tensor:
     """One layer in float16 by one call, [time, batch, width]: torch takes cuDNN's persistent kernels only for a single
     layer of float16 whose input is a multiple of 128 wide (and batches that are multiples of 8, up to 128)."""
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    weights = [_scale_gradient(getattr(lstm, f"{name}_l{number}"), 1 / GRADIENT_SCALE) for name in names]
+    weights = [_scale_gradient(one, 1 / GRADIENT_SCALE) for one in lstm.all_weights[number]]
     missing = -hidden.shape[-1] % PERSISTENT_MULTIPLE
     if missing:
         hidden, weights[0] = F.pad(hidden, (0, missing)), F.pad(weights[0], (0, missing))
@@ -275,7 +258,7 @@ class FastRnnt(Optimized):
                 part.flatten_parameters()
         return network
 
-    def loss(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         network = cast("Rnnt", module)
         joint = network.joint
         if not isinstance(joint, SumJoint):
@@ -293,7 +276,7 @@ class FastRnnt(Optimized):
         )
         return costs.mean()
 
-    def infer(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Outputs:
+    def infer(self, module: nn.Module, batch: Batch) -> Outputs:
         transcriber = cast("Transcriber", module)
         lengths = encoded_lengths(batch["frames"])
         encoded = transcriber.encode(batch["features"])
@@ -314,72 +297,48 @@ class FastRnnt(Optimized):
         left between them is little."""
         return Engine(graph=True)
 
-    def changes(self, *, mode: Mode, precision: Precision) -> list[Change]:
-        return [*(_of_training(precision) if mode == "train" else _of_inference(precision)), CAPTURED]
+    def list_changes(self, mode: Mode) -> list[Change]:
+        return [*(TRAIN_CHANGES if mode == "train" else INFER_CHANGES), CAPTURED]
 
 
+TRAIN_CHANGES = [
+    Change(
+        "fused joint and loss",
+        "one function with its own gradient; of the log-softmax only the normaliser, the blank and the label are "
+        "formed; cells of padding are skipped outside of the matmuls",
+    ),
+    Change(
+        "own lattice kernel",
+        "sums over alignments in float64, forwards and backwards, by a Triton kernel with a scan over each frame",
+    ),
+    Change("logits in place", "the gradient overwrites the logits; dropout of the joint is drawn in the same kernel"),
+    Change("foreach LAMB", "the same update for all weights by a few kernels, with the count of steps on the device"),
+    Change("embedding gradient by atomics", "added up in place instead of sorted; the order of sums may vary"),
+    Change("bfloat16 joint", "the joint's matmuls take and give bfloat16, and the logits are kept so", ["bf16"]),
+    Change(
+        "float16 recurrent layers",
+        "one layer a call, first input padded to a multiple of 128, so that cuDNN's persistent kernels apply; weights "
+        "stay float32, gradients inside are scaled by 64",
+        ["bf16"],
+    ),
+    Change("tf32 matmuls", "matmuls round their inputs to tf32", ["tf32"]),
+]
+INFER_CHANGES = [
+    Change(
+        "decoding in one kernel",
+        "each utterance is a program of a Triton kernel that walks its own frames and labels to its own end: no turn "
+        "on the host, no waiting for the slowest; states, matmuls and logits of the loop are float32",
+    ),
+    Change("encoder's share of the joint ahead", "the joint's first layer is split; its encoder half is one matmul"),
+    Change("table of embedded labels", "embedding, first input weight and biases are one table of gate inputs a label"),
+    Change(
+        "single recurrent layers",
+        "each layer is a call of its own, its input padded to a multiple of 128, so that cuDNN's persistent kernels "
+        "apply",
+        ["fp16"],
+    ),
+    Change("bf16 weights", "weights, features and the encoder's states are stored as bf16", ["bf16"]),
+    Change("fp16 weights", "weights, features and the encoder's states are stored as fp16", ["fp16"]),
+    Change("tf32 matmuls", "matmuls of the encoder round their inputs to tf32", ["tf32"]),
+]
 CAPTURED = Change("CUDA graph", "the whole step is captured once and replayed; batches keep the declared padded shapes")
-
-
-def _of_training(precision: Precision) -> list[Change]:
-    changes = [
-        Change(
-            "fused joint and loss",
-            "one function with its own gradient; of the log-softmax only the normaliser, the blank and the label are "
-            "formed; cells of padding are skipped outside of the matmuls",
-        ),
-        Change(
-            "own lattice kernel",
-            "sums over alignments in float64, forwards and backwards, by a Triton kernel with a scan over each frame",
-        ),
-        Change(
-            "logits in place", "the gradient overwrites the logits; dropout of the joint is drawn in the same kernel"
-        ),
-        Change(
-            "foreach LAMB", "the same update for all weights by a few kernels, with the count of steps on the device"
-        ),
-        Change("embedding gradient by atomics", "added up in place instead of sorted; the order of sums may vary"),
-    ]
-    if precision == "bf16":
-        changes += [
-            Change("bfloat16 joint", "the joint's matmuls take and give bfloat16, and the logits are kept so"),
-            Change(
-                "float16 recurrent layers",
-                "one layer a call, first input padded to a multiple of 128, so that cuDNN's persistent kernels apply; "
-                "weights stay float32, gradients inside are scaled by 64",
-            ),
-        ]
-    elif precision == "tf32":
-        changes.append(Change("tf32 matmuls", "matmuls round their inputs to tf32"))
-    return changes
-
-
-def _of_inference(precision: Precision) -> list[Change]:
-    changes = [
-        Change(
-            "decoding in one kernel",
-            "each utterance is a program of a Triton kernel that walks its own frames and labels to its own end: no "
-            "turn on the host, no waiting for the slowest; states, matmuls and logits of the loop are float32",
-        ),
-        Change(
-            "encoder's share of the joint ahead", "the joint's first layer is split; its encoder half is one matmul"
-        ),
-        Change(
-            "table of embedded labels", "embedding, first input weight and biases are one table of gate inputs a label"
-        ),
-    ]
-    if precision == "fp16":
-        changes.append(
-            Change(
-                "single recurrent layers",
-                "each layer is a call of its own, its input padded to a multiple of 128, so that cuDNN's persistent "
-                "kernels apply",
-            )
-        )
-    if precision in ("bf16", "fp16"):
-        changes.append(
-            Change(f"{precision} weights", f"weights, features and the encoder's states are stored as {precision}")
-        )
-    elif precision == "tf32":
-        changes.append(Change("tf32 matmuls", "matmuls of the encoder round their inputs to tf32"))
-    return changes

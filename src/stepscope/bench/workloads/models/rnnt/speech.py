@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepscope.bench.workloads.models.encoders.ootb import at_percentile
+
 FRAME_S = 0.03
 """A stacked frame: three hops of 10 ms."""
 LEVEL = 3.0
@@ -32,14 +34,9 @@ def make_utterances(sizes: Mapping[str, Any], count: int, *, seed: int) -> dict[
 
 
 def draw_frames(sizes: Mapping[str, Any], count: int, generator: torch.Generator) -> Tensor:
-    """By the declared percentiles of the length in seconds, with straight lines between them."""
-    table = torch.tensor(sizes["seconds_percentiles"], dtype=torch.float64)
-    shares, seconds = table[:, 0].contiguous() / 100, table[:, 1]
+    """By the declared percentiles of the length in seconds."""
     drawn = torch.rand(count, generator=generator, dtype=torch.float64)
-    above = torch.searchsorted(shares, drawn, right=True).clamp(1, len(shares) - 1)
-    below = above - 1
-    part = (drawn - shares[below]) / (shares[above] - shares[below])
-    length = seconds[below] + part * (seconds[above] - seconds[below])
+    length = at_percentile(sizes["seconds_percentiles"], 100 * drawn)
     return (length / FRAME_S).ceil().long().clamp(2, sizes["max_frames"])
 
 
