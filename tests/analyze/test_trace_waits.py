@@ -28,8 +28,7 @@ def sketch_waits() -> Sketch:
 
 
 def test_a_trace_with_waits() -> None:
-    launches = host_waits(view(sketch_waits().build())).launches
-    held = {thread: sorted(set(times.tolist())) for thread, times in launches.held.items() if len(times)}
+    waits = host_waits(view(sketch_waits().build()))
+    held = {thread: sorted(set(times.tolist())) for thread, times in waits.held.items() if len(times)}
     assert held == {0: [150], 1: [145]}
-    assert len(launches.blocking) == 2
-    assert launches.threads == [0, 1]
+    assert len(waits.blocking_copies) == 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.critical.section import path_section
+from stepscope.analyze.critical.path import path_section
 from stepscope.analyze.job_section import breakdown_section
 from stepscope.analyze.ranks.section import collectives_section
 from stepscope.analyze.section import Analysis, Section

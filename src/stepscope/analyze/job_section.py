@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,9 +194,6 @@ def all_notes(job: JobReport) -> list[str]:
 
 def list_repairs(job: JobReport) -> list[str]:
     """One note at most, so that none of them is left out where room is short."""
-    sums: dict[str, int] = {}
-    for summary in job.ranks:
-        for what, count in summary.repairs.items():
-            sums[what] = sums.get(what, 0) + count
+    sums: Counter[str] = sum((Counter(summary.repairs) for summary in job.ranks), Counter())
     listed = "; ".join(f"{what}: {count}" for what, count in sums.items())
     return [f"repaired while reading: {listed}"] if listed else []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from stepscope.analyze.section import Brief, Section, Table, field, make_table
-from stepscope.analyze.step.numbers import highest_places
+from stepscope.analyze.step.numbers import highest_places, make_rows, sum_by
 from stepscope.core.units import format_bytes, format_duration, format_share
 from stepscope.formats.memory import Fragmentation, MemoryHistory, OutOfMemory
 from stepscope.formats.timeline import Integers
@@ -89,13 +88,6 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-class _Curve(NamedTuple):
-    total: Integers
-    """Before the first change, then after each."""
-    reserved: Integers | None
-    time_ns: Integers | None
-
-
 def memory_use(history: MemoryHistory) -> MemoryUse:
     base = sum(history.start_bytes.values())
     total = base + np.concatenate([[0], np.cumsum(history.change_bytes)])
@@ -109,7 +101,9 @@ def memory_use(history: MemoryHistory) -> MemoryUse:
         notes.append("no history was recorded: only the moment of the snapshot is known")
     elif growth is None:
         notes.append("no steps: neither annotations nor repeating allocations tell them apart")
-    reserved = history.reserved_bytes
+    known = [] if history.fragmentation is None else [history.fragmentation.reserved_bytes]
+    if history.reserved_bytes is not None and len(history.reserved_bytes):
+        known.append(int(history.reserved_bytes.max()))
     return MemoryUse(
         sentence=_sentence(history, int(total[peak]), at_peak, growth),
         source=history.source,
@@ -122,37 +116,29 @@ def memory_use(history: MemoryHistory) -> MemoryUse:
         end_bytes=int(total[-1]),
         peak_bytes=int(total[peak]),
         peak_time_s=None if time is None or not peak else (int(time[peak - 1]) - first) / 1e9,
-        peak_reserved_bytes=_peak_reserved(history),
+        peak_reserved_bytes=max(known, default=None),
         at_peak=at_peak,
         growth=growth,
         fragmentation=history.fragmentation,
         out_of_memory=list(history.failures),
-        timeline=_points(_Curve(total, reserved, time), first),
+        timeline=_points(history, total[1:], first),
         notes=notes,
     )
 
 
-def _peak_reserved(history: MemoryHistory) -> int | None:
-    known = [] if history.fragmentation is None else [history.fragmentation.reserved_bytes]
-    if history.reserved_bytes is not None and len(history.reserved_bytes):
-        known.append(int(history.reserved_bytes.max()))
-    return max(known, default=None)
-
-
 def _by_owner(history: MemoryHistory, count: int) -> Integers:
     """Bytes by owner after so many changes."""
-    held = np.zeros(len(history.owners), np.int64)
+    held = sum_by(history.owner[:count], history.change_bytes[:count], len(history.owners))
     for owner, size in history.start_bytes.items():
         held[owner] += size
-    np.add.at(held, history.owner[:count], history.change_bytes[:count])
     return held
 
 
 def _held(history: MemoryHistory, count: int, since: int | None = None) -> list[Held]:
     """By owner after so many changes; `since`: only what is more than after that many."""
     held = _by_owner(history, count) - (0 if since is None else _by_owner(history, since))
-    blocks = np.zeros(len(held), np.int64)
-    np.add.at(blocks, history.owner[since or 0 : count], np.sign(history.change_bytes[since or 0 : count]))
+    later = slice(since or 0, count)
+    blocks = sum_by(history.owner[later], np.sign(history.change_bytes[later]), len(held))
     whole = max(1, int(held[held > 0].sum()))
     return [
         Held(
@@ -228,17 +214,13 @@ def _period(sizes: Integers) -> int | None:
     return min(lag for lag, share in shares.items() if share >= best - AS_GOOD)
 
 
-def _points(curve: _Curve, first_ns: int) -> list[MemoryPoint]:
+def _points(history: MemoryHistory, total: Integers, first_ns: int) -> list[MemoryPoint]:
     """All changes, or the highest of each of equally long stretches where there are too many."""
-    total = curve.total[1:]
-    return [
-        MemoryPoint(
-            time_s=None if curve.time_ns is None else (int(curve.time_ns[place]) - first_ns) / 1e9,
-            allocated_bytes=int(total[place]),
-            reserved_bytes=None if curve.reserved is None else int(curve.reserved[place]),
-        )
-        for place in highest_places(total, MOST_POINTS).tolist()
-    ]
+    chosen = highest_places(total, MOST_POINTS)
+    time, reserved = history.time_ns, history.reserved_bytes
+    columns = {"time_s": [None] * len(chosen) if time is None else (time[chosen] - first_ns) / 1e9}
+    columns["reserved_bytes"] = [None] * len(chosen) if reserved is None else reserved[chosen]
+    return make_rows(MemoryPoint, columns | {"allocated_bytes": total[chosen]})
 
 
 def _sentence(history: MemoryHistory, peak_bytes: int, at_peak: Sequence[Held], growth: Growth | None) -> str:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS
-from stepscope.analyze.critical.path import CriticalPath
-from stepscope.analyze.critical.section import short_on_path, spell_path_kind
+from stepscope.analyze.critical.path import CriticalPath, short_on_path, spell_path_kind
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import cut_text

@@ -18,6 +18,7 @@ from stepscope.analyze.critical.model import build_graph, build_graph_of_ranks
 from stepscope.analyze.critical.path import critical_path
 from stepscope.analyze.critical.rows import device_queues
 from stepscope.analyze.critical.what_if import find_limits, what_if
+from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
 from stepscope.formats.timeline import ANNOTATION, COPY, KERNEL, RUNTIME, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
@@ -163,6 +164,6 @@ def test_queues_are_the_pairs_of_device_and_stream_in_order(pairs: list[tuple[in
     builder = TimelineBuilder()
     for number, (device, stream) in enumerate(pairs):
         builder.add(KERNEL, GEMM, number * US, (number + 1) * US, device=device, stream=stream)
-    queues = device_queues(finish(builder.build()))
+    queues = device_queues(view(finish(builder.build())))
     assert queues.names == sorted(set(pairs))
     assert [queues.names[queue] for queue in queues.queue] == [pairs[row] for row in queues.rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import pytest
 from stepscope.analyze.ranks.collectives import CALL_FIELDS
 from stepscope.analyze.ranks.digest import RankDigest, StepDigest
 from stepscope.analyze.ranks.groups import ProcessGroup, format_members
-from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Timeline, TimelineBuilder
+from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Span, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
 
@@ -152,6 +153,21 @@ def make_digests(ranks: int, calls: int, *, steps: int = 10, seed: int = 1, late
             )
         )
     return digests
+
+
+def shift(timeline: Timeline, offset_ns: int) -> Timeline:
+    """The timeline as the reference's clock would have shown it.
+
+    `offset_ns` (this clock minus the reference's) is taken off all times, and `metadata["clock_shift_ns"]` says so.
+    """
+    core = dict(timeline.core)
+    for name in ("start_ns", "end_ns"):
+        core[name] = timeline.core[name] - offset_ns
+    steps: Sequence[Span] = tuple(
+        span._replace(start_ns=span.start_ns - offset_ns, end_ns=span.end_ns - offset_ns) for span in timeline.steps
+    )
+    shifted = -offset_ns + int(timeline.metadata.get("clock_shift_ns", 0))
+    return replace(timeline, core=core, steps=steps, metadata={**timeline.metadata, "clock_shift_ns": shifted})
 
 
 @cache

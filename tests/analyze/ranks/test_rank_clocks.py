@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
+from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, shift, simulate
 
-from stepscope.analyze.ranks.clocks import Clocks, find_clocks, shift
+from stepscope.analyze.ranks.clocks import Clocks, find_clocks
 from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.matching import match
 from stepscope.formats.timeline import Timeline

@@ -7,9 +7,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, simulate
+from simulated_ranks import MS, US, Call, Plan, real_timeline, real_timelines, shift, simulate
 
-from stepscope.analyze.ranks.clocks import shift
 from stepscope.analyze.ranks.digest import PAIRED_BY_ORDER, RankDigest, StepDigest, calls_of, digest, step_times_ns
 from stepscope.analyze.ranks.ranks_report import RanksReport, explain_ranks
 from stepscope.core.errors import UsageError

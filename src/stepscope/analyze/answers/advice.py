@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.analyze.answers.cpu_advice import LOAD_DATA, ON_CPU, for_unknown, for_unrecorded
+from stepscope.analyze.answers.cpu_advice import LOAD_DATA, ON_CPU, advise_cpu, for_unknown, for_unrecorded
 from stepscope.analyze.answers.facts import (
     Advice,
     begins_late_s,
@@ -16,6 +16,7 @@ from stepscope.analyze.answers.facts import (
     is_cpu,
     is_unrecorded,
     latest_rank,
+    of_step,
     own_path,
     share_of_step,
     shorten,
@@ -28,7 +29,7 @@ from stepscope.analyze.job import JobReport
 from stepscope.analyze.ranks.collective_table import CollectiveRow
 from stepscope.analyze.ranks.section import spell_collective
 from stepscope.analyze.ranks.stragglers import RankLateness, steps_to_decide
-from stepscope.analyze.step.idle import IdleGap, IdleOf
+from stepscope.analyze.step.idle import IdleOf
 from stepscope.analyze.step.kernels import Transfer
 from stepscope.core.units import (
     count_of,
@@ -103,12 +104,11 @@ def advise(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Adv
     if is_unrecorded(job.detail):
         return for_unrecorded(job)
     if is_cpu(job.detail) and bound_by in ON_CPU:
-        return ON_CPU[bound_by](job)
+        return advise_cpu(job, bound_by)
     if bound_by == "host":
         return _for_host(job, limits)
-    if bound_by == "stragglers":
-        return _for_stragglers(job)
     makers = {
+        "stragglers": _for_stragglers,
         "compute": _for_compute,
         "communication": _for_communication,
         "copies": _for_copies,
@@ -165,9 +165,8 @@ def _for_long_gaps(job: JobReport, held_by: IdleOf) -> Advice:
         action = f"find out what the host does {held_by.operator}: record again with stacks (with_stack=True)"
     return Advice(
         action=action,
-        because=f"{count_of(held_by.gaps, 'gap')} there left the device idle for {format_duration(held_by.total_s)} "
-        f"({format_share(share_of_step(job, held_by.total_s))} of the profiled step), the longest for "
-        f"{format_duration(held_by.longest_s)}",
+        because=f"{count_of(held_by.gaps, 'gap')} there left the device idle for {of_step(job, held_by.total_s)}, the "
+        f"longest for {format_duration(held_by.longest_s)}",
         limit_s=job.detail.breakdown.step_s - held_by.total_s,
     )
 
@@ -299,18 +298,14 @@ def _for_communication(job: JobReport) -> Advice:
         f"{format_duration(overlap.exposed_s)} of {format_duration(overlap.communication_s)} of communication is "
         f"exposed; {format_share(overlap.hidden_share or 0.0)} runs beside compute"
     )
-    row = _longest_row(job, name)
+    rows = [] if job.across is None else [row for row in job.across.table if row.collective == name]
+    row = max(rows, key=lambda row: row.total_s, default=None)
     action = _OVERLAP.get(name, f"move the {spell_collective(name) if name else 'communication'} beside compute")
     if row is not None:
         because += _describe_rate(row)
         if row.size_bytes is not None and row.size_bytes < SMALL_BYTES and row.count >= 4:
             action = f"join small {spell_collective(name)} calls into few large ones"
     return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - overlap.exposed_s)
-
-
-def _longest_row(job: JobReport, collective: str) -> CollectiveRow | None:
-    rows = [] if job.across is None else [row for row in job.across.table if row.collective == collective]
-    return max(rows, key=lambda row: row.total_s, default=None)
 
 
 def _describe_rate(row: CollectiveRow) -> str:
@@ -370,36 +365,27 @@ def _for_synchronisation(job: JobReport) -> Advice:
     reasons = job.detail.idle.by_reason_s
     waited = {name: reasons.get(name, 0.0) for name in ("sync", "event_wait", "collective_peer")}
     reason = max(waited, key=lambda name: waited[name])
-    gap = longest_gap_by(job, reason)
-    where = "" if gap is None else f" (longest: {format_duration(gap.duration_s)} in {gap.operator})"
-    spent = f"{format_duration(waited[reason])} of the profiled step"
-    limit_s = job.detail.breakdown.step_s - waited[reason]
-    if reason == "event_wait":
-        return Advice(
-            action="let streams wait for each other less: record events earlier, or keep dependent work on one stream",
-            because=f"for {spent} work was launched and its stream waited for an event{where}",
-            limit_s=limit_s,
-        )
-    if reason == "collective_peer":
-        return Advice(
-            action="take collectives off the host's way: a device backend, or async_op=True and a later wait",
-            because=f"for {spent} the device was idle while the host was inside a collective{where}",
-            limit_s=limit_s,
-        )
-    culprit = "the blocking call" if gap is None else gap.operator
-    call = f" ({gap.call})" if gap is not None and gap.call is not None else ""
-    return Advice(
-        action=f"do not wait for the device in {culprit}{call}: keep values on the device, read them back later or "
-        "less often",
-        because=f"for {spent} the device was idle while the host was inside a blocking call{where}",
-        limit_s=limit_s,
-    )
-
-
-def longest_gap_by(job: JobReport, reason: str) -> IdleGap | None:
-    """The listed gap that this reason takes most of."""
     gaps = [gap for gap in job.detail.idle.longest if gap.parts_s.get(reason, 0.0) > 0]
-    return max(gaps, key=lambda gap: gap.parts_s[reason], default=None)
+    gap = max(gaps, key=lambda gap: gap.parts_s[reason], default=None)
+    where = "" if gap is None else f" (longest: {format_duration(gap.duration_s)} in {gap.operator})"
+    culprit = "the blocking call" if gap is None else gap.operator
+    culprit += f" ({gap.call})" if gap is not None and gap.call is not None else ""
+    action, what = {
+        "event_wait": (
+            "let streams wait for each other less: record events earlier, or keep dependent work on one stream",
+            "work was launched and its stream waited for an event",
+        ),
+        "collective_peer": (
+            "take collectives off the host's way: a device backend, or async_op=True and a later wait",
+            "the device was idle while the host was inside a collective",
+        ),
+        "sync": (
+            f"do not wait for the device in {culprit}: keep values on the device, read them back later or less often",
+            "the device was idle while the host was inside a blocking call",
+        ),
+    }[reason]
+    because = f"for {format_duration(waited[reason])} of the profiled step {what}{where}"
+    return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - waited[reason])
 
 
 # Compute

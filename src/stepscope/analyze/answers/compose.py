@@ -31,8 +31,7 @@ from stepscope.analyze.answers.facts import (
     wait_share,
 )
 from stepscope.analyze.critical.kinds import DELAYS
-from stepscope.analyze.critical.path import CriticalPath
-from stepscope.analyze.critical.section import short_on_path, spell_path_kind
+from stepscope.analyze.critical.path import CriticalPath, short_on_path, spell_path_kind
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.step.breakdown import SHARES, share_words
@@ -242,17 +241,14 @@ def _idle(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
     idle = job.detail.idle
     first = next(iter(idle.by_operator), None)
     if first is not None and not is_cpu(job.detail):
+        # The report names an operator, or says that none was running.
+        is_plain = first.operator == OUTSIDE or first.operator.startswith(BETWEEN)
+        where = f"{'' if is_plain else 'in '}{shorten(first.operator)}"
         yield Point(
             text=f"the device is idle {format_duration(idle.idle_s)} in {count_of(idle.gaps, 'gap')}; most while the "
-            f"host was {_where(first.operator)}: {format_duration(first.total_s)} in {first.gaps}",
+            f"host was {where}: {format_duration(first.total_s)} in {first.gaps}",
             time_s=first.total_s,
         )
-
-
-def _where(operator: str) -> str:
-    """The idle report names an operator, or says that none was running."""
-    plain = operator == OUTSIDE or operator.startswith(BETWEEN)
-    return shorten(operator) if plain else f"in {shorten(operator)}"
 
 
 def _kernels(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
@@ -324,7 +320,7 @@ def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) 
         return
     first = sequences.sequences[0]
     names = [operator or kernel for operator, kernel in zip(first.operators, first.kernels, strict=True)]
-    shown = " → ".join(cut_text(name, 30) for name in names[:4]) + (" → …" if len(names) > 4 else "")
+    shown = " → ".join([*(cut_text(name, 30) for name in names[:4]), *(["…"] if len(names) > 4 else [])])
     yield Point(
         text=f"{sequences.short_kernels} of {sequences.kernels} kernels take at most "
         f"{format_duration(sequences.short_s)}; fuse {shown} ({first.count} times): {first.launches_saved} launches "
@@ -352,11 +348,8 @@ def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) 
     variation = job.detail.variation
     if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
         verb = "takes" if len(variation.slow_steps) == 1 else "take"
-        why = (
-            ""
-            if variation.explained_by is None
-            else f", mostly by {share_words(job.detail.breakdown)[variation.explained_by]}"
-        )
+        explained_by = variation.explained_by
+        why = "" if explained_by is None else f", mostly by {share_words(job.detail.breakdown)[explained_by]}"
         yield Point(
             text=f"{len(variation.slow_steps)} of {variation.judged} steps {verb} over 5 % more than the median of "
             f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from stepscope.analyze.answers.facts import (
-    Advice,
-    find_activity,
-    is_cpu,
-    share_of_step,
-)
+from stepscope.analyze.answers.facts import Advice, find_activity, is_cpu, of_step
 from stepscope.analyze.job import JobReport
-from stepscope.analyze.step.host_activity import ACTIVITY_WORDS
+from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, HostActivity
 from stepscope.analyze.step.kernels import HostOperator
 from stepscope.core.units import count_of, format_duration, format_share
 from stepscope.formats.classify import classify_lone_communication, does_no_work
@@ -59,55 +54,38 @@ def is_work(operator: str) -> bool:
     return not does_no_work(operator) and classify_lone_communication(operator) is None
 
 
-def _for_loading(job: JobReport) -> Advice:
-    return _for_activity(job, "data_loading", LOAD_DATA + ", or a faster dataset")
+def _what_to_do(one: HostActivity) -> str:
+    within = "" if one.caller is None else f" in {one.caller}"
+    # What is built in is fast: its caller asks too much of it.
+    is_built_in = one.caller is not None and (one.function or "").startswith("<")
+    code = (one.caller if is_built_in else one.function) or one.call
+    return {
+        "data_loading": f"{LOAD_DATA}, or a faster dataset",
+        "sleeping": f"take the sleep{within} out of the step",
+        "synchronisation": f"find out what the program waits for in {one.caller or one.call}",
+        "python": f"make {code} faster, or move it out of the step",
+    }[one.activity]
 
 
-def _for_sleeping(job: JobReport) -> Advice:
-    activity = find_activity(job, "sleeping")
-    where = "" if activity is None or activity.caller is None else f" in {activity.caller}"
-    return _for_activity(job, "sleeping", f"take the sleep{where} out of the step")
+ON_CPU = ("compute", *ACTIVITY_WORDS)
+"""What a program without a device can be bound by."""
 
 
-def _for_waiting(job: JobReport) -> Advice:
-    activity = find_activity(job, "synchronisation")
-    where = "" if activity is None else f" in {activity.caller or activity.call}"
-    return _for_activity(job, "synchronisation", f"find out what the program waits for{where}")
-
-
-def _for_python(job: JobReport) -> Advice:
-    activity = find_activity(job, "python")
-    where = "its Python code"
-    if activity is not None:
-        # What is built in is fast: its caller asks too much of it.
-        is_built_in = activity.caller is not None and (activity.function or "").startswith("<")
-        where = (activity.caller if is_built_in else activity.function) or activity.call
-    return _for_activity(job, "python", f"make {where} faster, or move it out of the step")
-
-
-def _for_activity(job: JobReport, name: str, action: str) -> Advice:
-    activity = find_activity(job, name)
+def advise_cpu(job: JobReport, bound_by: str) -> Advice:
+    """`bound_by`: one of ON_CPU."""
+    if bound_by == "compute":
+        return _for_operators(job)
+    activity = find_activity(job, bound_by)
     if activity is None:
         return for_unknown(job)
-    because = (
-        f"{ACTIVITY_WORDS[name]} takes {format_duration(activity.time_s)} "
-        f"({format_share(share_of_step(job, activity.time_s))} of the profiled step)"
-    )
-    if name != "python":
+    because = f"{ACTIVITY_WORDS[bound_by]} takes {of_step(job, activity.time_s)}"
+    if bound_by != "python":
         because += f", in {count_of(activity.count, 'call')} of {activity.call}"
     if activity.function is not None and activity.function != activity.call:
         by = "" if activity.caller is None else f", called by {activity.caller}"
         because += f"; {activity.function} takes {format_duration(activity.function_s)} of it{by}"
-    return Advice(action=action, because=because, limit_s=job.detail.breakdown.step_s - activity.time_s)
-
-
-ON_CPU: dict[str | None, Callable[[JobReport], Advice]] = {
-    "compute": _for_operators,
-    "data_loading": _for_loading,
-    "sleeping": _for_sleeping,
-    "synchronisation": _for_waiting,
-    "python": _for_python,
-}
+    limit_s = job.detail.breakdown.step_s - activity.time_s
+    return Advice(action=_what_to_do(activity), because=because, limit_s=limit_s)
 
 
 def for_unrecorded(job: JobReport) -> Advice:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import msgspec
 
-from stepscope.analyze.critical.kinds import (
-    C_COMMUNICATION,
-    C_COMPUTE,
-    C_COPY,
-    C_LAUNCH,
-    C_STREAM,
-    C_SYNC,
-    C_UNEXPLAINED,
-    COSTS,
-    HOST_COSTS,
-)
+from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.path import CriticalPath
 from stepscope.analyze.critical.what_if import Limit
 from stepscope.analyze.job import JobReport, RankSummary
@@ -29,7 +19,7 @@ from stepscope.analyze.step.breakdown import UNRECORDED
 from stepscope.analyze.step.host_activity import HostActivity
 from stepscope.analyze.step.report import StepReport
 from stepscope.core.collectives import COLLECTIVES, DEVICE_BACKENDS, OTHER, SEND_RECV, canonical_collective
-from stepscope.core.units import cut_text, format_share
+from stepscope.core.units import cut_text, format_duration, format_share
 
 ON_CPU = ("data_loading", "sleeping", "python")
 """Classes of a program without a device: what its thread does beside operators."""
@@ -104,6 +94,10 @@ def share_of_step(job: JobReport, time_s: float) -> float:
     return time_s / step_s if step_s > 0 else 0.0
 
 
+def of_step(job: JobReport, time_s: float) -> str:
+    return f"{format_duration(time_s)} ({format_share(share_of_step(job, time_s))} of the profiled step)"
+
+
 def class_times(job: JobReport) -> list[ClassTime]:
     """Longest first.
 
@@ -156,13 +150,13 @@ def path_parts(path: CriticalPath) -> dict[str, float]:
     """Time on a path by class. A delay belongs to what it follows: hand-overs on a stream are compute, the way of a
     launch to its start and the return of a blocking call are the host's."""
     return {
-        name: sum(path.by_kind_s.get(COSTS[cost], 0.0) for cost in costs)
+        name: sum(path.by_kind_s.get(kinds.COSTS[cost], 0.0) for cost in costs)
         for name, costs in {
-            "compute": (C_COMPUTE, C_STREAM),
-            "communication": (C_COMMUNICATION,),
-            "copies": (C_COPY,),
-            "host": (*HOST_COSTS, C_LAUNCH, C_SYNC),
-            "unexplained": (C_UNEXPLAINED,),
+            "compute": (kinds.C_COMPUTE, kinds.C_STREAM),
+            "communication": (kinds.C_COMMUNICATION,),
+            "copies": (kinds.C_COPY,),
+            "host": (*kinds.HOST_COSTS, kinds.C_LAUNCH, kinds.C_SYNC),
+            "unexplained": (kinds.C_UNEXPLAINED,),
         }.items()
     }
 
@@ -205,42 +199,39 @@ def collective_times(job: JobReport) -> dict[str, float]:
     named = _by_annotation(job) or _by_kernel(job)
     vague = {NO_COLLECTIVE, COLLECTIVES[SEND_RECV]} & named.keys()
     if (vague or not named) and job.across is not None and job.across.table:
-        named = {}
-        for row in job.across.table:
-            named[row.collective] = named.get(row.collective, 0.0) + row.total_s
+        named = _add_up((row.collective, row.total_s) for row in job.across.table)
     return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+
+def _add_up(times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, time_s in times:
+        sums[name] = sums.get(name, 0.0) + time_s
+    return sums
 
 
 def _by_annotation(job: JobReport) -> dict[str, float]:
     """From names such as `nccl:all_to_all`; empty where they do not cover nearly all communication."""
     kernels = job.detail.kernels
-    times: dict[str, float] = {}
-    for entry in kernels.by_annotation.rows:
-        code = canonical_collective(entry.name) if entry.name.startswith(DEVICE_BACKENDS) else None
-        if code is not None:
-            times[COLLECTIVES[code]] = times.get(COLLECTIVES[code], 0.0) + entry.total_s
+    rows = [row for row in kernels.by_annotation.rows if row.name.startswith(DEVICE_BACKENDS)]
+    codes = ((canonical_collective(row.name), row.total_s) for row in rows)
+    times = _add_up((COLLECTIVES[code], time_s) for code, time_s in codes if code is not None)
     whole = sum(row.total_s for row in kernels.by_category.rows if row.name == NO_COLLECTIVE)
     return times if sum(times.values()) >= COVERING * whole else {}
 
 
 def _by_kernel(job: JobReport) -> dict[str, float]:
     kernels = job.detail.kernels
-    times: dict[str, float] = {}
-    for entry in kernels.by_name.rows:
-        if kernels.names[entry.name].category == NO_COLLECTIVE:
-            code = kernel_collective(entry.name)
-            name = NO_COLLECTIVE if code == OTHER else COLLECTIVES[code]
-            times[name] = times.get(name, 0.0) + entry.total_s
-    return times
+    rows = [row for row in kernels.by_name.rows if kernels.names[row.name].category == NO_COLLECTIVE]
+    codes = ((kernel_collective(row.name), row.total_s) for row in rows)
+    return _add_up((NO_COLLECTIVE if code == OTHER else COLLECTIVES[code], time_s) for code, time_s in codes)
 
 
 def name_communication(job: JobReport) -> str:
     """`all-reduce` where there is (nearly) one kind, else `communication`."""
     times = collective_times(job)
-    first = next(iter(times), None)
-    return (
-        spell_collective(first) if first is not None and times[first] >= 0.99 * sum(times.values()) else NO_COLLECTIVE
-    )
+    first = next(iter(times), "")
+    return spell_collective(first) if first and times[first] >= 0.99 * sum(times.values()) else NO_COLLECTIVE
 
 
 def spell_communication(job: JobReport) -> str:
@@ -275,13 +266,10 @@ def begins_late_s(job: JobReport, rank: int) -> float | None:
     clocks, is_aligned = job.across.clock_offsets, job.across.clocks == "aligned"
     if clocks.largest_offset_s is not None and not is_aligned:
         return None
-    ahead = {one.rank: (one.offset_s or 0.0) * 1e9 if one.usable and is_aligned else 0.0 for one in clocks.offsets}
+    ahead = {one.rank: (one.offset_s or 0.0) * 1e9 for one in clocks.offsets if one.usable and is_aligned}
     # Differences come first: nanoseconds since 1970 do not fit a float.
-    base = job.details[0].breakdown.window_start_ns
-    starts = {
-        detail.rank: detail.breakdown.window_start_ns - base - ahead.get(detail.rank or 0, 0.0)
-        for detail in job.details
-    }
+    begun = {detail.rank: detail.breakdown.window_start_ns for detail in job.details}
+    starts = {one: time - begun[job.details[0].rank] - ahead.get(one or 0, 0.0) for one, time in begun.items()}
     if rank not in starts:
         return None
     return (starts[rank] - median(starts.values())) / 1e9
@@ -319,13 +307,7 @@ def exceeds_most(job: JobReport, rank: int, *, over: int | None = None) -> tuple
 def _own_parts(job: JobReport, one: RankSummary) -> dict[str, float]:
     """What a rank does itself; of a program without a device, what it does beside operators one by one."""
     shares, detail = one.breakdown_s, next((detail for detail in job.details if detail.rank == one.rank), None)
+    parts = {"copies": shares.exposed_copy, "host": shares.host_idle, "synchronisation": shares.sync_idle}
     if detail is not None and is_cpu(detail):
-        return {"compute": shares.compute} | {
-            activity.activity: activity.time_s for activity in detail.breakdown.host_activities
-        }
-    return {
-        "compute": shares.compute,
-        "copies": shares.exposed_copy,
-        "host": shares.host_idle,
-        "synchronisation": shares.sync_idle,
-    }
+        parts = {activity.activity: activity.time_s for activity in detail.breakdown.host_activities}
+    return {"compute": shares.compute, **parts}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from math import ceil, floor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,18 +11,17 @@ import numpy as np
 from stepscope.analyze.critical.rows import (
     Chains,
     Devices,
-    Hosts,
     LaunchOrder,
     StepRows,
-    codes_in,
-    core,
     device_queues,
-    rows_of_kind,
     step_rows,
 )
+from stepscope.analyze.step.device_work import LONG_AGO
 from stepscope.analyze.step.numbers import Mask, Whole, distinct
+from stepscope.analyze.step.view import TraceView, order_on_streams
 from stepscope.formats.classify import PLAIN, STREAM_WAIT, classify_call
-from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Integers, Timeline
+from stepscope.formats.nesting import look_up
+from stepscope.formats.timeline import MISSING, RUNTIME, SYNC, Integers
 
 LOW = 0.01
 """Which quantile stands for the least: the clocks of host and device are fitted, so the very least is noise."""
@@ -35,8 +32,6 @@ MOST_USUAL_NS = 50_000
 FALLBACK_STREAM_NS = 1_000
 QUEUE_LIMIT = 1_021
 """Launches that wait on one stream behind the work that runs; as on an H200 with CUDA 13, each stream for itself."""
-NO_END = -(1 << 62)
-"""Before every time in a trace: nothing had to end."""
 FAMILY_FACTOR = 2
 """A call takes at most so many times the least latency of any other call that does the same."""
 _FAMILIES = (
@@ -72,7 +67,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def least(delays: Whole) -> int:
-    return _at(delays, floor(LOW * (len(delays) - 1))) if len(delays) else 0
+    return int(np.quantile(delays, LOW, method="lower")) if len(delays) else 0
 
 
 def usual(delays: Whole) -> int:
@@ -81,28 +76,23 @@ def usual(delays: Whole) -> int:
 
 
 def _most_usual(delays: Whole, *, above: int = 0) -> int:
-    return min(_at(delays, ceil(USUAL * (len(delays) - 1))) - above, MOST_USUAL_NS) if len(delays) else 0
+    return min(int(np.quantile(delays, USUAL, method="higher")) - above, MOST_USUAL_NS) if len(delays) else 0
 
 
-def _at(delays: Whole, place: int) -> int:
-    """What would stand at this place if they were sorted."""
-    return int(np.partition(delays, place)[place])
-
-
-def measure_constants(timeline: Timeline, queues: Devices, roles: Whole) -> Constants:
+def measure_constants(trace: TraceView, queues: Devices, roles: Whole) -> Constants:
     """From all steps of a trace; `queues` is its device work on the clock of the trace, `roles` what its calls do.
 
     Work that another stream may have delayed says nothing about launches or streams, and does not count there.
     """
-    free_from = free_times(queues)
-    others_end = ends_awaited(timeline, queues, roles)
+    free_from = order_on_streams(queues.queue, queues.end).free_from
+    others_end = ends_awaited(trace, queues, roles)
     delayed = others_end > np.maximum(np.where(queues.call >= 0, queues.called, queues.start), free_from)
     usable = (queues.call >= 0) & ~delayed
     launched = usable & queues.alone
     idle = launched & (free_from <= queues.called) & (queues.start >= queues.called)
     latency = (queues.start - queues.called)[idle]
-    name = core(timeline, "name")[queues.call[idle]]
-    by_call = _like_their_family({timeline.texts[code]: least(latency[name == code]) for code in distinct(name)})
+    name = trace.name[queues.call[idle]]
+    by_call = _like_their_family({trace.text(code): least(latency[name == code]) for code in distinct(name)})
     least_latency = least(latency)
     gap = (queues.start - free_from)[usable & queued(queues, free_from, least_latency)]
     # What began before those ends waited for something else, if at all; so did what was launched late.
@@ -127,14 +117,14 @@ def _like_their_family(by_call: dict[str, int]) -> dict[str, int]:
     return capped
 
 
-def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
+def ends_awaited(trace: TraceView, queues: Devices, roles: Whole) -> Whole:
     """For work that may have waited for an event: when other streams had ended what they had been given before.
 
     That is the first work of each stream after any call that made a stream wait: the trace need not say which one. The
     least number for all other work.
     """
-    ends = np.full(len(queues), NO_END, np.int64)
-    waits = np.sort(core(timeline, "start_ns")[roles == STREAM_WAIT])
+    ends = np.full(len(queues), LONG_AGO, np.int64)
+    waits = np.sort(trace.start[roles == STREAM_WAIT])
     if not len(waits):
         return ends
     issued = np.where(queues.call >= 0, queues.called, queues.start)
@@ -152,27 +142,19 @@ def ends_awaited(timeline: Timeline, queues: Devices, roles: Whole) -> Whole:
     return ends
 
 
-def free_times(queues: Devices) -> Whole:
-    """When everything before a device activity on its stream had ended; the least number for the first one."""
-    free = np.full(len(queues), NO_END, np.int64)
-    for mine in queues.queues:
-        free[mine.start + 1 : mine.stop] = np.maximum.accumulate(queues.end[mine])[:-1]
-    return free
-
-
 def queued(queues: Devices, free_from: Whole, latency: int) -> Mask:
     """Work that was waiting on its stream when what was before it ended."""
     waiting: Mask = (queues.call >= 0) & (queues.called + latency <= free_from) & (queues.start >= free_from)
     return waiting
 
 
-def launch_latencies(timeline: Timeline, constants: Constants, calls: Whole) -> Whole:
+def launch_latencies(trace: TraceView, constants: Constants, calls: Whole) -> Whole:
     """The least latency for each launching call (rows)."""
-    names = core(timeline, "name")[calls]
+    names = trace.name[calls]
     delays = np.full(len(calls), constants.launch_other_ns, np.int64)
     for code in distinct(names):
         if code >= 0:
-            delays[names == code] = constants.launch_ns.get(timeline.texts[code], constants.launch_other_ns)
+            delays[names == code] = constants.launch_ns.get(trace.text(code), constants.launch_other_ns)
     return delays
 
 
@@ -193,14 +175,14 @@ class SyncRows(NamedTuple):
     """Whether the profiler wrote waits down at all: then all of them."""
 
 
-def call_roles(timeline: Timeline) -> Integers:
+def call_roles(trace: TraceView) -> Integers:
     """The role of every row; PLAIN for all that are no runtime calls."""
-    calls = rows_of_kind(timeline, RUNTIME)
-    by_code = np.zeros(len(timeline.texts) + 1, np.int8)
-    for code in codes_in(timeline, calls):
-        by_code[code] = classify_call(timeline.texts[code])
-    roles = np.full(len(timeline), PLAIN, np.int8)
-    roles[calls] = by_code[core(timeline, "name")[calls]]
+    calls = trace.rows(RUNTIME)
+    by_code = np.zeros(len(trace.timeline.texts) + 1, np.int8)
+    for code in trace.codes_in(calls):
+        by_code[code] = classify_call(trace.text(code))
+    roles = np.full(len(trace.start), PLAIN, np.int8)
+    roles[calls] = by_code[trace.name[calls]]
     return roles
 
 
@@ -234,90 +216,58 @@ class EdgeBuffer:
         return [np.concatenate(column).astype(np.int64, copy=False) for column in zip(*self._parts, strict=True)]
 
 
-@dataclass
 class Draft:
     """What the finders of edges need to know, and where they write."""
 
-    timeline: Timeline
-    rows: StepRows
-    constants: Constants
-    order: LaunchOrder
-    roles: Whole
-    """What each row does as a call (module calls)."""
-    syncs: SyncRows
-    chains: Chains
-    launches: Mask
-    """Rows that launched device work, in whatever step."""
-    meets: Mask
-    """Rows whose length the meeting with other ranks decides."""
-    limit: Whole
-    """Per node: what a thread takes at most to come to it from the point before when it need not wait."""
-    edges: EdgeBuffer = field(default_factory=EdgeBuffer)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def hosts(self) -> Hosts:
-        return self.rows.hosts
-
-    @property
-    def devices(self) -> Devices:
-        return self.rows.devices
+    def __init__(self, trace: TraceView, step: int | None, meets: Mask, constants: Constants | None) -> None:
+        queues = device_queues(trace)
+        self.trace = trace
+        self.roles: Whole = call_roles(trace)
+        """What each row does as a call."""
+        self.constants = measure_constants(trace, queues, self.roles) if constants is None else constants
+        self.rows = step_rows(trace, step, queues)
+        self.hosts, self.devices = self.rows.hosts, self.rows.devices
+        self.order = LaunchOrder(trace, self.rows)
+        self.syncs = _sync_rows(trace, self.rows)
+        self.chains = Chains(self.hosts)
+        self.launches = trace.mask(queues.call[queues.call >= 0])
+        """Rows that launched device work, in whatever step."""
+        self.meets = meets
+        """Rows whose length the meeting with other ranks decides."""
+        self.limit: Whole = np.full(self.rows.source + 2, UNLIMITED, np.int64)
+        """Per node: what a thread takes at most to come to it from the point before when it need not wait."""
+        self.edges = EdgeBuffer()
+        self.counts: dict[str, int] = {}
 
     def begins(self, places: Whole) -> Whole:
         """Nodes of the start of device work; the next node is its end."""
         return self.rows.start_of[self.devices.rows[places]]
 
 
-def begin_draft(timeline: Timeline, step: int | None, meets: Mask, constants: Constants | None) -> Draft:
-    queues, roles = device_queues(timeline), call_roles(timeline)
-    rows = step_rows(timeline, step, queues)
-    launches = np.zeros(len(timeline), bool)
-    launches[queues.call[queues.call >= 0]] = True
-    return Draft(
-        timeline=timeline,
-        rows=rows,
-        constants=measure_constants(timeline, queues, roles) if constants is None else constants,
-        order=LaunchOrder(timeline, rows),
-        roles=roles,
-        syncs=_sync_rows(timeline, rows),
-        chains=Chains(rows.hosts),
-        launches=launches,
-        meets=meets,
-        limit=np.full(rows.source + 2, UNLIMITED, np.int64),
-    )
-
-
-def _sync_rows(timeline: Timeline, rows: StepRows) -> SyncRows:
+def _sync_rows(trace: TraceView, rows: StepRows) -> SyncRows:
     """Those whose call lies in the window."""
-    found = rows_of_kind(timeline, SYNC)
-    if "sync" not in timeline.blocks or not len(found):
+    found = trace.rows(SYNC)
+    if "sync" not in trace.timeline.blocks or not len(found):
         empty = np.zeros(0, np.int64)
         return SyncRows(empty, [], empty, empty, empty, empty, complete=False)
-    call = _calls_with(timeline, core(timeline, "correlation")[found])
+    call = _calls_with(trace, trace.column("correlation")[found])
     inside = (call >= 0) & (rows.start_of[call] >= 0)
     found, call = found[inside], call[inside]
-    names = ("sync_kind", "wait_stream", "wait_correlation")
-    kind, wait_stream, correlation = (timeline.column(name)[found].astype(np.int64) for name in names)
-    record = _calls_with(timeline, correlation)
-    began = core(timeline, "start_ns")[record] - rows.window.start_ns
-    name = core(timeline, "name")[found]
+    names = ("sync_kind", "device", "stream", "wait_stream", "wait_correlation")
+    kind, device, stream, wait_stream, correlation = (trace.column(name)[found].astype(np.int64) for name in names)
+    record = _calls_with(trace, correlation)
     return SyncRows(
         call=call,
-        kind=[timeline.texts[code] for code in np.where(kind >= 0, kind, name).tolist()],
-        device=core(timeline, "device")[found].astype(np.int64),
-        stream=core(timeline, "stream")[found].astype(np.int64),
+        kind=[trace.text(code) for code in np.where(kind >= 0, kind, trace.name[found]).tolist()],
+        device=device,
+        stream=stream,
         wait_stream=wait_stream,
-        recorded=np.where(record >= 0, began, MISSING),
+        recorded=np.where(record >= 0, trace.start[record] - rows.window.start_ns, MISSING),
         complete=True,
     )
 
 
-def _calls_with(timeline: Timeline, correlation: Whole) -> Whole:
+def _calls_with(trace: TraceView, correlation: Whole) -> Whole:
     """Row of the runtime call with each number; −1 where there is none."""
-    calls = rows_of_kind(timeline, RUNTIME)
-    calls = calls[core(timeline, "correlation")[calls] >= 0]
-    if not len(calls):
-        return np.full(len(correlation), MISSING, np.int64)
-    numbers, first = np.unique(core(timeline, "correlation")[calls], return_index=True)
-    place = np.minimum(np.searchsorted(numbers, correlation), len(numbers) - 1)
-    return np.where((numbers[place] == correlation) & (correlation >= 0), calls[first[place]], MISSING)
+    calls = trace.rows(RUNTIME)
+    return look_up(correlation, trace.column("correlation")[calls], calls)

@@ -6,23 +6,28 @@ streams, the work itself, and waits between streams.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import UNLIMITED, Draft, launch_latencies
-from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder, codes_in, core
+from stepscope.analyze.critical.rows import NEVER, Devices, LaunchOrder
+from stepscope.analyze.step.device_work import share_work
 from stepscope.analyze.step.host_activity import DATA_LOADING
+from stepscope.analyze.step.host_waits import STREAM_WAIT as STREAM_WAIT_EVENT
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import clip, length
 from stepscope.analyze.step.launches import BLOCKED_TIMES
 from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
-from stepscope.analyze.step.view import TraceView, view
-from stepscope.formats import classify
+from stepscope.analyze.step.view import TraceView
 from stepscope.formats.classify import EVENT_RECORD, STREAM_WAIT
-from stepscope.formats.timeline import ANNOTATION, COPY, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, SET
+from stepscope.formats.nesting import look_up
+from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME
 
+Pairs: TypeAlias = tuple[Whole, Whole]
+"""Places of device work that waits follow, and of the work that waited."""
 IDLE_NS = 20_000
 """A thread that did nothing recorded for longer may have waited for another; between calls of one loop it is less."""
 _ENGINE = "autograd::engine::evaluate_function"
@@ -30,16 +35,13 @@ _ENGINE = "autograd::engine::evaluate_function"
 
 def host_costs(draft: Draft) -> Whole:
     """What the own time of each host event is spent on."""
-    timeline, rows = draft.timeline, draft.hosts.rows
-    kind = core(timeline, "kind")[rows]
+    trace, rows = draft.trace, draft.hosts.rows
+    kind = trace.kind[rows]
     by_kind = np.full(256, kinds.C_GAP, np.int64)
-    by_kind[[OPERATOR, RUNTIME, PYTHON, ANNOTATION]] = (kinds.C_OPERATOR, kinds.C_RUNTIME, kinds.C_PYTHON, kinds.C_GAP)
+    by_kind[[OPERATOR, RUNTIME, PYTHON]] = (kinds.C_OPERATOR, kinds.C_RUNTIME, kinds.C_PYTHON)
     cost: Whole = by_kind[kind]
     cost[draft.launches[rows]] = kinds.C_LAUNCH_CALL
-    loading = [code for code in codes_in(timeline, rows) if DATA_LOADING.search(timeline.texts[code])]
-    if loading:
-        named = np.isin(core(timeline, "name")[rows], loading)
-        cost[named & (kind != RUNTIME)] = kinds.C_DATA_LOADING
+    cost[trace.has_name(rows, DATA_LOADING.search) & (kind != RUNTIME)] = kinds.C_DATA_LOADING
     return cost
 
 
@@ -79,7 +81,7 @@ def add_host_pace(draft: Draft, step: int | None) -> None:
 
     In steady state it takes that long in every period all the same: the step cannot become shorter.
     """
-    trace = view(draft.timeline)
+    trace = draft.trace
     if step is None or trace.span(step).start_ns >= draft.rows.window.start_ns:
         return
     own = _own_host_time(trace, step)
@@ -136,10 +138,7 @@ def _add_wakes(draft: Draft, caller: int, top: Whole) -> None:
     woken = (place >= 0) & (hosts.start[top] - idle_from > IDLE_NS)
     woken[woken] &= times[place[woken]] > idle_from[woken]
     first = top[woken]
-    delay = hosts.start[first] - times[place[woken]]
-    sources, row = draft.chains.nodes[points][place[woken]], hosts.rows[first]
-    draft.edges.add(sources, 2 * first, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
-    draft.limit[2 * first] = 0
+    _hand_over(draft, draft.chains.nodes[points][place[woken]], 2 * first, first)
 
 
 def _add_returns(draft: Draft, caller: int, top: Whole, cost_of: Whole) -> None:
@@ -152,34 +151,35 @@ def _add_returns(draft: Draft, caller: int, top: Whole, cost_of: Whole) -> None:
     place = np.searchsorted(hosts.end[ended], times[1:], side="right") - 1
     waits &= (place >= 0) & (times[1:] - times[:-1] > IDLE_NS)
     waits[waits] &= hosts.end[ended[place[waits]]] > times[:-1][waits]
-    last, after = ended[place[waits]], nodes[1:][waits]
-    delay, row = times[1:][waits] - hosts.end[last], hosts.rows[last]
-    draft.edges.add(2 * last + 1, after, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
-    draft.limit[after] = 0
+    last = ended[place[waits]]
+    _hand_over(draft, 2 * last + 1, nodes[1:][waits], last)
+
+
+def _hand_over(draft: Draft, sources: Whole, targets: Whole, places: Whole) -> None:
+    """Nodes of the host that went on because of others; the time between belongs to the events at these places."""
+    hosts = draft.hosts
+    delay, row = hosts.times_of(targets) - hosts.times_of(sources), hosts.rows[places]
+    draft.edges.add(sources, targets, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
+    draft.limit[targets] = 0
 
 
 def _backward_events(draft: Draft) -> Mask:
-    timeline, rows = draft.timeline, draft.hosts.rows
-    codes = [code for code in codes_in(timeline, rows) if timeline.texts[code].startswith(_ENGINE)]
-    named: Mask = np.isin(core(timeline, "name")[rows], codes)
-    backward: Mask = named | (core(timeline, "forward_thread")[rows] > 0)
+    trace, rows = draft.trace, draft.hosts.rows
+    named = trace.has_name(rows, lambda name: name.startswith(_ENGINE))
+    backward: Mask = named | (trace.column("forward_thread")[rows] > 0)
     return backward
 
 
 def _caller(draft: Draft, engine: int, is_backward: Mask) -> int | None:
     """The thread whose backward pass runs on this one; None if it is its own."""
-    timeline, hosts = draft.timeline, draft.hosts
-    sequence = core(timeline, "sequence")[hosts.rows]
+    trace, hosts = draft.trace, draft.hosts
+    sequence = trace.column("sequence")[hosts.rows]
     mine = hosts.thread == engine
-    is_forward = (sequence >= 0) & ~is_backward & (core(timeline, "kind")[hosts.rows] == OPERATOR)
-    numbers, first = np.unique(sequence[is_forward], return_index=True)
-    if len(numbers):
-        wanted = sequence[is_backward & mine]
-        place = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-        callers = hosts.thread[is_forward][first[place[numbers[place] == wanted]]]
-        if len(callers):
-            caller = int(np.bincount(callers).argmax())
-            return None if caller == engine else caller
+    is_forward = (sequence >= 0) & ~is_backward & (trace.kind[hosts.rows] == OPERATOR)
+    callers = look_up(sequence[is_backward & mine], sequence[is_forward], hosts.thread[is_forward])
+    if (callers >= 0).any():
+        caller = int(np.bincount(callers[callers >= 0]).argmax())
+        return None if caller == engine else caller
     others = np.bincount(hosts.thread[~mine])
     return int(others.argmax()) if len(others) else None
 
@@ -201,10 +201,7 @@ def add_helpers(draft: Draft, works: Mask) -> None:
         top = _top_events(draft, thread)
         place = np.searchsorted(chains.time[main], hosts.start[top], side="right") - 1
         top, place = top[place >= 0], place[place >= 0]
-        delay, row = hosts.start[top] - chains.time[main][place], hosts.rows[top]
-        sources = chains.nodes[main][place]
-        draft.edges.add(sources, 2 * top, delay, kind=kinds.THREAD, cost=kinds.C_HANDOVER, row=row, inferred=1)
-        draft.limit[2 * top] = 0
+        _hand_over(draft, chains.nodes[main][place], 2 * top, top)
 
 
 CLOSE_NS = 5_000
@@ -220,10 +217,7 @@ DEFAULT_STREAMS = (0, 7, MISSING)
 def work_costs(draft: Draft) -> Whole:
     """What each device activity counts as."""
     rows = draft.devices.rows
-    kind, category = core(draft.timeline, "kind")[rows], core(draft.timeline, "category")[rows]
-    copies = np.isin(kind, (COPY, SET)) | np.isin(category, (classify.COPY, classify.SET))
-    cost = np.where(copies, kinds.C_COPY, kinds.C_COMPUTE)
-    return np.where(category == classify.COMMUNICATION, kinds.C_COMMUNICATION, cost).astype(np.int64)
+    return np.array(kinds.WORK_COSTS)[share_work(draft.trace.kind[rows], draft.trace.column("category")[rows])]
 
 
 def add_work(draft: Draft, cost: Whole) -> None:
@@ -242,7 +236,7 @@ def add_launches(draft: Draft) -> Whole:
     call = start_of[devices.call[place]]
     inside = (call >= 0) & (devices.called[place] >= 0)
     place, call = place[inside], call[inside]
-    delay = launch_latencies(draft.timeline, draft.constants, devices.call[place])
+    delay = launch_latencies(draft.trace, draft.constants, devices.call[place])
     ready[place] = devices.called[place] + delay
     targets = draft.begins(place)
     for mine, kind in ((devices.alone[place], kinds.LAUNCH), (~devices.alone[place], kinds.GRAPH)):
@@ -323,21 +317,21 @@ def add_events(draft: Draft, before: Whole, after: Whole, inferred: Whole) -> Wh
     Returns when each device activity could have begun by that.
     """
     devices = draft.devices
-    draft.edges.add(
-        draft.begins(before) + 1,
-        draft.begins(after),
-        draft.constants.event_ns,
-        kind=kinds.EVENT,
-        cost=kinds.C_STREAM,
-        row=devices.rows[after],
-        inferred=inferred,
-    )
+    delay, row = draft.constants.event_ns, devices.rows[after]
+    nodes = draft.begins(before) + 1, draft.begins(after)
+    draft.edges.add(*nodes, delay, kind=kinds.EVENT, cost=kinds.C_STREAM, row=row, inferred=inferred)
     ready = np.full(len(devices), NEVER, np.int64)
     np.maximum.at(ready, after, np.where(devices.end[before] <= devices.start[after], devices.end[before], NEVER))
     return ready
 
 
-def find_close_ends(draft: Draft, ready: Whole) -> tuple[Whole, Whole]:
+def _join(pairs: Iterable[Pairs]) -> Pairs:
+    none = np.zeros(0, np.int64)
+    before, after = (np.concatenate(column) for column in zip((none, none), *pairs, strict=True))
+    return before, after
+
+
+def find_close_ends(draft: Draft, ready: Whole) -> Pairs:
     """Work that began just when work on another stream ended, though all that is known allowed it long before.
 
     That is evidence of a wait which the trace does not show. It counts only where chance is unlikely: with many ends in
@@ -346,7 +340,7 @@ def find_close_ends(draft: Draft, ready: Whole) -> tuple[Whole, Whole]:
     devices, constants = draft.devices, draft.constants
     slow = constants.launch_usual_ns + constants.stream_usual_ns + CLOSE_NS
     late = np.flatnonzero((ready > NEVER) & (devices.start - ready > slow))
-    befores, afters = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    pairs = []
     for number in distinct(devices.device[late]):
         here = np.flatnonzero(devices.device == number)
         order = here[np.argsort(devices.end[here], kind="stable")]
@@ -358,46 +352,37 @@ def find_close_ends(draft: Draft, ready: Whole) -> tuple[Whole, Whole]:
         close = (place >= 0) & (devices.start[mine] - devices.end[before] <= CLOSE_NS)
         close &= devices.queue[before] != devices.queue[mine]
         close &= (place - earlier + 1) * CLOSE_NS <= CHANCE * (devices.start[mine] - ready[mine])
-        befores.append(before[close])
-        afters.append(mine[close])
-    return np.concatenate(befores), np.concatenate(afters)
+        pairs.append((before[close], mine[close]))
+    return _join(pairs)
 
 
-def find_default_stream_waits(draft: Draft) -> tuple[Whole, Whole]:
+def find_default_stream_waits(draft: Draft) -> Pairs:
     """Order between the default stream and others, where they behave as a default stream and blocking streams do.
 
     The trace does not say which streams block. They do if work launched after work of the other stream never began
     before that had ended, in both directions, and at least once began just then. Where events are waited for, these
     explain as much.
     """
-    devices = draft.devices
-    none = np.zeros(0, np.int64)
-    befores, afters = [none], [none]
-    if (draft.roles[draft.hosts.rows] == STREAM_WAIT).any():
-        return none, none
-    on_device: dict[int, list[int]] = defaultdict(list)
-    for queue, (device, _) in enumerate(devices.names):
-        on_device[device].append(queue)
-    for default, (device, stream) in enumerate(devices.names):
-        for other in on_device[device] if stream in DEFAULT_STREAMS else ():
-            if other != default:
-                before, after = _mutual_waits(devices, draft.order, default, other)
-                befores.append(before)
-                afters.append(after)
-    return np.concatenate(befores), np.concatenate(afters)
+    names = draft.devices.names
+    has_waits = (draft.roles[draft.hosts.rows] == STREAM_WAIT).any()
+    return _join(
+        _mutual_waits(draft.devices, draft.order, default, other)
+        for default, (device, stream) in enumerate(names)
+        if stream in DEFAULT_STREAMS and not has_waits
+        for other, (elsewhere, _) in enumerate(names)
+        if other != default and elsewhere == device
+    )
 
 
-def _mutual_waits(devices: Devices, order: LaunchOrder, one: int, other: int) -> tuple[Whole, Whole]:
+def _mutual_waits(devices: Devices, order: LaunchOrder, one: int, other: int) -> Pairs:
     """Nothing where the two streams do not behave so."""
-    befores, afters = [], []
-    queues = devices.queues
+    pairs = []
     for queue, source in ((one, other), (other, one)):
-        places = np.arange(queues[queue].start, queues[queue].stop)
+        places = np.arange(devices.queues[queue].start, devices.queues[queue].stop)
         before = order.on_queue(source, devices.called[places])
         known = (before >= 0) & (devices.called[places] > NEVER)
-        befores.append(before[known])
-        afters.append(places[known])
-    before, after = np.concatenate(befores), np.concatenate(afters)
+        pairs.append((before[known], places[known]))
+    before, after = _join(pairs)
     delay = devices.start[after] - devices.end[before]
     waited = (delay <= CLOSE_NS) & (devices.called[after] < devices.end[before] - CLOSE_NS)
     if (delay < 0).any() or not waited.any():
@@ -407,40 +392,34 @@ def _mutual_waits(devices: Devices, order: LaunchOrder, one: int, other: int) ->
     return before[keep], after[keep]
 
 
-STREAM_WAIT_EVENT = "Stream Wait Event"
-
-
 def find_event_waits(draft: Draft) -> tuple[Whole, Whole, Whole]:
     """(before, after, inferred): places of device work."""
     recorded, inferred = _recorded_waits(draft), _inferred_waits(draft)
-    before, after = (np.concatenate(pair) for pair in zip(recorded, inferred, strict=True))
-    return before, after, (np.arange(len(before)) >= len(recorded[0])).astype(np.int64)
+    return *_join((recorded, inferred)), np.repeat((0, 1), (len(recorded[0]), len(inferred[0])))
 
 
-def _recorded_waits(draft: Draft) -> tuple[Whole, Whole]:
+def _recorded_waits(draft: Draft) -> Pairs:
     syncs, order = draft.syncs, draft.order
     number = {name: queue for queue, name in enumerate(draft.devices.names)}
-    befores, afters = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     is_wait = np.array([kind == STREAM_WAIT_EVENT for kind in syncs.kind], bool)
-    called = core(draft.timeline, "start_ns")[syncs.call] - draft.rows.window.start_ns
+    called = draft.trace.start[syncs.call] - draft.rows.window.start_ns
+    # Where the record itself is not in the trace, it was at the latest just before the wait.
+    until = np.where(syncs.recorded != MISSING, syncs.recorded, called)
     streams = np.stack((syncs.device, syncs.stream, syncs.wait_stream), 1)
+    pairs = []
     for triple in np.unique(streams[is_wait], axis=0).tolist():
         device, stream, source = triple
         waiting, waited = number.get((device, stream)), number.get((device, source))
         if waiting is None or waited is None or waiting == waited:
             continue
         mine = is_wait & (streams == triple).all(1)
-        # Where the record itself is not in the trace, it was at the latest just before the wait.
-        until = np.where(syncs.recorded[mine] != MISSING, syncs.recorded[mine], called[mine])
-        before = order.on_queue(waited, until)
-        after = order.next_on_queue(waiting, called[mine])
+        before, after = order.on_queue(waited, until[mine]), order.next_on_queue(waiting, called[mine])
         known = (before >= 0) & (after >= 0)
-        befores.append(before[known])
-        afters.append(after[known])
-    return np.concatenate(befores), np.concatenate(afters)
+        pairs.append((before[known], after[known]))
+    return _join(pairs)
 
 
-def _inferred_waits(draft: Draft) -> tuple[Whole, Whole]:
+def _inferred_waits(draft: Draft) -> Pairs:
     """From the order of calls on a thread.
 
     The stream that waits is that of the thread's next launch. The event is the last one that the thread recorded if it
@@ -451,7 +430,7 @@ def _inferred_waits(draft: Draft) -> tuple[Whole, Whole]:
     waits = np.flatnonzero(draft.roles[hosts.rows] == STREAM_WAIT)
     # Where the profiler writes waits down, a call without such a record had nothing to wait for.
     if draft.syncs.complete or not len(waits) or not len(devices):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return _join([])
     after = order.by_thread(hosts.thread[waits], hosts.start[waits], after=True)
     waits, after = waits[after >= 0], after[after >= 0]
     thread, time = hosts.thread[waits], hosts.start[waits]
@@ -460,7 +439,7 @@ def _inferred_waits(draft: Draft) -> tuple[Whole, Whole]:
     adjacent = (recorded >= 0) & (last >= 0) & (devices.called[last] <= recorded)
     adjacent &= devices.queue[last] != devices.queue[after]
     adjacent &= devices.device[last] == devices.device[after]
-    nearest = order.last_of(np.maximum(last, 0))
+    nearest = order.last_to_end[last]
     adjacent &= devices.end[nearest] <= devices.start[after]
     before = np.where(adjacent, nearest, -1)
     best = np.where(adjacent, np.iinfo(np.int64).max, -1)

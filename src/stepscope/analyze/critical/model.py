@@ -7,22 +7,24 @@ much of it it cannot explain.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from stepscope.analyze.critical import edges, kinds, waits
-from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer, begin_draft
+from stepscope.analyze.critical.draft import Constants, Draft, EdgeBuffer
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
-from stepscope.analyze.critical.rows import StepRows, core
+from stepscope.analyze.critical.rows import StepRows
 from stepscope.analyze.critical.schedule import StepGraph, settle
 from stepscope.analyze.ranks.clocks import MatchedRanks, match_ranks, usable_offsets_ns
 from stepscope.analyze.ranks.digest import common_numbers, list_numbers, pair_numbers
 from stepscope.analyze.ranks.matching import Matching
-from stepscope.analyze.step.numbers import Mask, Whole
-from stepscope.analyze.step.view import view
+from stepscope.analyze.step.numbers import Whole
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
+from stepscope.formats.nesting import follow
 from stepscope.formats.timeline import RUNTIME, RowEdges, Timeline
 
 
@@ -48,24 +50,33 @@ def build_graph_of_ranks(
     if len(offsets) != len(timelines) or not timelines:
         raise UsageError(f"{len(timelines)} traces and {len(offsets)} clock offsets", hint="give one offset a trace")
     meets = [np.zeros(len(timeline), bool) for timeline in timelines]
-    groups, skipped = _usable_matches(timelines, matches, offsets)
-    for group in groups:
-        for index, row in group:
-            meets[index][row] = True
-    drafts = [_find_edges(timeline, step, mine, constants) for timeline, mine in zip(timelines, meets, strict=True)]
-    counts = {"meetings": len(groups), "meetings_skipped": skipped}
+    # Members whose times do not agree: none may end before the last has begun.
+    groups, skipped = [], 0
+    for group in matches:
+        starts, ends = (
+            [int(timelines[index].core[name][row]) + offsets[index] for index, row in group]
+            for name in ("start_ns", "end_ns")
+        )
+        if len(group) >= 2 and min(ends) >= max(starts):
+            groups.append(group)
+            for index, row in group:
+                meets[index][row] = True
+        skipped += len(group) >= 2 and min(ends) < max(starts)
+    drafts = [
+        _find_edges(Draft(view(one), step, mine, constants), step) for one, mine in zip(timelines, meets, strict=True)
+    ]
+    counts = Counter({"meetings": len(groups), "meetings_skipped": skipped})
     return _assemble(drafts, groups, offsets, step, counts)
 
 
-def _find_edges(timeline: Timeline, step: int | None, meets: Mask, constants: Constants | None) -> Draft:
-    """All edges of one rank."""
-    draft = begin_draft(timeline, step, meets, constants)
+def _find_edges(draft: Draft, step: int | None) -> Draft:
+    """Adds all edges of one rank."""
     rows = draft.rows
     waits.add_host_waits(draft)
     waits.add_staged_copies(draft)
     waits.add_queue_limits(draft)
     _add_device_edges(draft)
-    draft.limit[rows.start_of[np.flatnonzero(meets & (rows.start_of >= 0))] + 1] = 0
+    draft.limit[rows.start_of[np.flatnonzero(draft.meets & (rows.start_of >= 0))] + 1] = 0
     costs = edges.host_costs(draft)
     edges.add_handovers(draft, costs)
     edges.add_helpers(draft, np.isin(costs, (kinds.C_OPERATOR, kinds.C_LAUNCH_CALL, kinds.C_PYTHON)))
@@ -92,29 +103,12 @@ def _add_device_edges(draft: Draft) -> None:
     edges.add_events(draft, before, after, np.ones_like(before))
 
 
-def _usable_matches(
-    timelines: Sequence[Timeline], matches: Sequence[Sequence[tuple[int, int]]], offsets: Sequence[int]
-) -> tuple[list[list[tuple[int, int]]], int]:
-    """Groups of at least two members whose times agree: no member may end before the last has begun."""
-    groups, skipped = [], 0
-    for group in matches:
-        starts = [int(timelines[index].core["start_ns"][row]) + offsets[index] for index, row in group]
-        ends = [int(timelines[index].core["end_ns"][row]) + offsets[index] for index, row in group]
-        if len(group) < 2:
-            continue
-        if min(ends) < max(starts):
-            skipped += 1
-        else:
-            groups.append(list(group))
-    return groups, skipped
-
-
 def _assemble(
     drafts: Sequence[Draft],
     groups: Sequence[Sequence[tuple[int, int]]],
     offsets: Sequence[int],
     step: int | None,
-    counts: dict[str, int],
+    counts: Counter[str],
 ) -> StepGraph:
     """One numbering for all ranks, the meetings, and the borders of the common window."""
     parts = [draft.rows for draft in drafts]
@@ -138,12 +132,11 @@ def _assemble(
     columns = _joined(drafts, first, common, rank)
     time = np.concatenate((time, more))
     for draft in drafts:
-        for name, count in draft.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(draft.counts)
     usual = np.array([_usual_delays(draft.constants) for draft in drafts])
     settled = settle(columns, time, usual, borders=(source, source + 1), counts=counts)
     return StepGraph(
-        timelines=[draft.timeline for draft in drafts],
+        timelines=[draft.trace.timeline for draft in drafts],
         step=step,
         start_ns=begin,
         length_ns=int(time[source + 1]),
@@ -232,7 +225,9 @@ def graph_of_job(
     """
     if len(timelines) == 1:
         return build_graph(timelines[0], view(timelines[0]).median_step() if step is None else step)
-    timelines = _count_alike(timelines)
+    if (pairs := pair_numbers([_numbers(timeline) for timeline in timelines])) is not None:
+        # The graph asks every rank for the same number.
+        timelines = [_renumber(timeline, mapping) for timeline, mapping in zip(timelines, pairs, strict=True)]
     number = _choose_step(timelines, step)
     matched = matched or match_ranks(timelines)
     matching, offsets = matched.matching, usable_offsets_ns(matched.clocks)
@@ -245,14 +240,6 @@ def graph_of_job(
 
 def _numbers(timeline: Timeline) -> list[int]:
     return [span.number for span in timeline.steps]
-
-
-def _count_alike(timelines: Sequence[Timeline]) -> list[Timeline]:
-    """The graph asks every rank for the same number."""
-    pairs = pair_numbers([_numbers(timeline) for timeline in timelines])
-    if pairs is None:
-        return list(timelines)
-    return [_renumber(timeline, mapping) for timeline, mapping in zip(timelines, pairs, strict=True)]
 
 
 def _renumber(timeline: Timeline, mapping: Mapping[int, int]) -> Timeline:
@@ -278,19 +265,16 @@ def _choose_step(timelines: Sequence[Timeline], asked: int | None) -> int | None
     if not common:
         raise UsageError("the ranks have no step in common", hint="give one of them alone with --rank N")
     trace = view(timelines[0])
-    filled = [one for one in common if one not in trace.empty_steps] or list(common)
-    return sorted(filled, key=lambda one: trace.windows[one].length_ns)[(len(filled) - 1) // 2]
+    return trace.middle_of([one for one in common if one not in trace.empty_steps] or common)
 
 
 def _meetings(matching: Matching, order: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Members of each collective as (index of the timeline, row)."""
     index_of = {place: index for index, place in enumerate(order)}
-    rows, ranks = matching.of_members("row").tolist(), matching.rank[matching.member].tolist()
-    meetings = []
-    for first, count in zip(matching.first.tolist(), matching.count.tolist(), strict=True):
-        members = range(first, first + count)
-        meetings.append([(index_of[ranks[member]], rows[member]) for member in members])
-    return meetings
+    ranks = [index_of[place] for place in matching.rank[matching.member].tolist()]
+    members = list(zip(ranks, matching.of_members("row").tolist(), strict=True))
+    runs = zip(matching.first.tolist(), matching.count.tolist(), strict=True)
+    return [members[first : first + count] for first, count in runs]
 
 
 _BETWEEN_ROWS = (kinds.THREAD, kinds.LAUNCH, kinds.STREAM, kinds.EVENT, kinds.SYNC, kinds.QUEUE, kinds.GRAPH)
@@ -303,30 +287,26 @@ def row_edges(timeline: Timeline, step: int | None = None) -> RowEdges:
     device work delays an event that had itself launched it, the edge leads to the next event of the thread.
     """
     graph = build_graph(timeline, step)
-    parts = (_host_order(graph), _others(timeline, graph))
+    # From an end to the start that follows it on the thread.
+    source, target, kind = graph.edges.source, graph.edges.target, graph.edges.kind
+    mine = np.flatnonzero((kind == kinds.HOST) & (source & 1 == 1) & (target & 1 == 0))
+    ends, starts = graph.node_row[source[mine]], graph.node_row[target[mine]]
+    parts = ((ends, starts, kind[mine], np.zeros_like(mine)), _others(view(timeline), graph))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     keep = (columns[0] >= 0) & (columns[1] >= 0) & (columns[0] != columns[1])
     table = np.unique(np.stack([column[keep] for column in columns], 1), axis=0)
     return RowEdges(before=table[:, 0], after=table[:, 1], kind=table[:, 2], inferred=table[:, 3])
 
 
-def _host_order(graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
-    """From an end to the start that follows it on the thread."""
-    source, target = graph.edges.source, graph.edges.target
-    mine = np.flatnonzero((graph.edges.kind == kinds.HOST) & (source & 1 == 1) & (target & 1 == 0))
-    before, after = graph.node_row[source[mine]], graph.node_row[target[mine]]
-    return before, after, np.full(len(mine), kinds.HOST), np.zeros(len(mine), np.int64)
-
-
-def _others(timeline: Timeline, graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
+def _others(trace: TraceView, graph: StepGraph) -> tuple[Whole, Whole, Whole, Whole]:
     mine = np.flatnonzero(np.isin(graph.edges.kind, _BETWEEN_ROWS))
     source, target = graph.edges.source[mine], graph.edges.target[mine]
     before, after = graph.node_row[source], graph.node_row[target]
     is_host = after >= 0
-    is_host[is_host] &= core(timeline, "thread")[after[is_host]] >= 0
+    is_host[is_host] &= trace.thread[after[is_host]] >= 0
     to_end = (target & 1 == 1) & is_host
     # Calls that only wait: what they wait for was launched by another call.
-    only_waits = (core(timeline, "kind")[after] == RUNTIME) & (core(timeline, "parent")[before] != after)
+    only_waits = (trace.kind[after] == RUNTIME) & (trace.parent[before] != after)
     moved = to_end & ~only_waits
     after = np.where(moved, _next_started(graph)[target], after)
     # Work that overlaps has an edge from start to start already; that between the ends says nothing about rows.
@@ -336,14 +316,9 @@ def _others(timeline: Timeline, graph: StepGraph) -> tuple[Whole, Whole, Whole, 
 
 def _next_started(graph: StepGraph) -> Whole:
     """For each node the row that begins next on its thread; −1 if none does."""
-    follows = np.arange(len(graph.node_time))
-    is_chain = graph.edges.kind == kinds.HOST
+    node = np.arange(len(graph.node_time))
+    follows, is_chain = node.copy(), graph.edges.kind == kinds.HOST
     follows[graph.edges.source[is_chain]] = graph.edges.target[is_chain]
-    # Ends follow each other as deep as calls nest: so many steps at most.
-    at = follows.copy()
-    for _ in range(len(at)):
-        ends = (at & 1 == 1) & (follows[at] != at)
-        if not ends.any():
-            break
-        at[ends] = follows[at[ends]]
+    # Ends follow each other as deep as calls nest.
+    at = follow(np.where(node & 1 == 1, follows, node))[follows]
     return np.where(at & 1 == 0, graph.node_row[at], -1)

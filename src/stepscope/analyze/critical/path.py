@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import Constants
-from stepscope.analyze.critical.kinds import COSTS, HOST_COSTS, WORK_COSTS
+from stepscope.analyze.critical.kinds import COSTS, DELAYS, HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.model import build_graph
 from stepscope.analyze.critical.schedule import Checks, Schedule, StepGraph, check_graph, find_slack, path_edges, retime
-from stepscope.analyze.step.numbers import Whole, seconds
-from stepscope.core.units import format_share
+from stepscope.analyze.section import Section, field, make_table
+from stepscope.analyze.step.numbers import Whole, make_rows, seconds, sum_by
+from stepscope.core.units import format_duration, format_share
+from stepscope.formats.classify import short_name
 from stepscope.formats.timeline import Timeline
+
+if TYPE_CHECKING:
+    from stepscope.analyze.job import JobReport
 
 NO_EVENT = "(no event)"
 MOST_NAMES = 40
@@ -110,9 +115,8 @@ def describe_path(graph: StepGraph, schedule: Schedule | None = None, *, segment
     if schedule is not None:
         shown, edges = schedule, path_edges(graph, schedule)
     columns = path_columns(graph, shown, edges)
-    by_kind = kind_totals(columns)
-    by_rank = np.zeros(len(graph.timelines), np.int64)
-    np.add.at(by_rank, columns.rank, columns.length)
+    by_kind = dict(zip(COSTS, sum_by(columns.cost, columns.length, len(COSTS)).tolist(), strict=True))
+    by_rank = sum_by(columns.rank, columns.length, len(graph.timelines))
     return CriticalPath(
         step=graph.step,
         ranks=[timeline.rank for timeline in graph.timelines],
@@ -145,13 +149,6 @@ def path_columns(graph: StepGraph, schedule: Schedule, edges: Whole) -> PathColu
     return PathColumns(*(column[there] for column in (start, length, cost, row, rank)))
 
 
-def kind_totals(columns: PathColumns) -> dict[str, int]:
-    """Nanoseconds of each of COSTS."""
-    totals = np.zeros(len(COSTS), np.int64)
-    np.add.at(totals, columns.cost, columns.length)
-    return dict(zip(COSTS, totals.tolist(), strict=True))
-
-
 def _names(graph: StepGraph, rank: int, rows: Whole) -> Whole:
     """Codes of names; −1 where there is no event."""
     names = graph.timelines[rank].core["name"]
@@ -176,19 +173,15 @@ def _by_name_and_kind(graph: StepGraph, rank: Whole, row: Whole, cost: Whole) ->
 
 def _by_name(graph: StepGraph, columns: PathColumns) -> list[PathShare]:
     keys, which = _by_name_and_kind(graph, columns.rank, columns.row, columns.cost)
-    total, count = np.zeros(len(keys), np.int64), np.bincount(which, minlength=len(keys))
-    np.add.at(total, which, columns.length)
-    whole = int(total.sum()) or 1
-    return [
-        PathShare(
-            name=keys[place][0],
-            kind=keys[place][1],
-            time_s=seconds(int(total[place])),
-            share=int(total[place]) / whole,
-            count=int(count[place]),
-        )
-        for place in np.argsort(-total, kind="stable")[:MOST_NAMES].tolist()
-    ]
+    total, count = sum_by(which, columns.length, len(keys)), np.bincount(which, minlength=len(keys))
+    order = np.argsort(-total, kind="stable")[:MOST_NAMES]
+    times = {"time_s": total[order] / 1e9, "count": count[order], "share": total[order] / (int(total.sum()) or 1)}
+    return make_rows(PathShare, _named(keys, order) | times)
+
+
+def _named(keys: Sequence[tuple[str, str]], order: Whole) -> dict[str, Any]:
+    """The columns `name` and `kind`."""
+    return {what: [keys[place][number] for place in order.tolist()] for number, what in enumerate(("name", "kind"))}
 
 
 def _segments(graph: StepGraph, columns: PathColumns) -> list[PathSegment]:
@@ -196,21 +189,18 @@ def _segments(graph: StepGraph, columns: PathColumns) -> list[PathSegment]:
     start, length, cost, row, rank = columns
     if not len(start):
         return []
-    same = (
-        (row[1:] == row[:-1]) & (cost[1:] == cost[:-1]) & (rank[1:] == rank[:-1]) & (start[1:] == (start + length)[:-1])
-    )
+    same = (row[1:] == row[:-1]) & (cost[1:] == cost[:-1]) & (rank[1:] == rank[:-1])
+    same &= start[1:] == (start + length)[:-1]
     first = np.flatnonzero(np.append(True, ~same))
     last = np.append(first[1:], len(start)) - 1
-    begins = (graph.start_ns + start[first]).tolist()
-    ends = (graph.start_ns + (start + length)[last]).tolist()
-    texts = [timeline.texts for timeline in graph.timelines]
-    codes = np.full(len(first), -1, np.int64)
+    codes = np.zeros(len(first), np.int64)
     for index in range(len(graph.timelines)):
         mine = rank[first] == index
         codes[mine] = _names(graph, index, row[first][mine])
+    columns_of = graph.start_ns + start[first], graph.start_ns + (start + length)[last], cost[first], row[first]
     return [
         PathSegment(
-            name=texts[member][code] if code >= 0 else NO_EVENT,
+            name=graph.timelines[member].texts[code] if code >= 0 else NO_EVENT,
             kind=COSTS[kind],
             start_ns=begin,
             end_ns=end,
@@ -218,7 +208,7 @@ def _segments(graph: StepGraph, columns: PathColumns) -> list[PathSegment]:
             rank=member,
         )
         for begin, end, kind, number, member, code in zip(
-            begins, ends, *(column[first].tolist() for column in (cost, row, rank)), codes.tolist(), strict=True
+            *(column.tolist() for column in (*columns_of, rank[first], codes)), strict=True
         )
     ]
 
@@ -227,23 +217,14 @@ def _slack_by_name(graph: StepGraph, schedule: Schedule, edges: Whole) -> list[N
     """Device work by name, the longest first."""
     work = _work_edges(graph)
     keys, which = _by_name_and_kind(graph, graph.edges.rank[work], graph.edges.row[work], graph.edges.cost[work])
-    total, on_path = np.zeros((2, len(keys)), np.int64)
+    total = sum_by(which, schedule.weight[work], len(keys))
+    on_path = sum_by(which, np.where(np.isin(work, edges), schedule.weight[work], 0), len(keys))
     least = np.full(len(keys), np.iinfo(np.int64).max)
-    np.add.at(total, which, schedule.weight[work])
-    np.add.at(on_path, which, np.where(np.isin(work, edges), schedule.weight[work], 0))
     np.minimum.at(least, which, find_slack(graph, schedule)[graph.edges.target[work]])
-    count = np.bincount(which, minlength=len(keys))
-    return [
-        NameSlack(
-            name=keys[place][0],
-            kind=keys[place][1],
-            count=int(count[place]),
-            time_s=seconds(int(total[place])),
-            on_path_s=seconds(int(on_path[place])),
-            least_slack_s=seconds(int(least[place])),
-        )
-        for place in np.argsort(-total, kind="stable")[:MOST_NAMES].tolist()
-    ]
+    count, order = np.bincount(which, minlength=len(keys)), np.argsort(-total, kind="stable")[:MOST_NAMES]
+    times = {"time_s": total, "on_path_s": on_path, "least_slack_s": least}
+    columns = {name: values[order] / 1e9 for name, values in times.items()}
+    return make_rows(NameSlack, _named(keys, order) | columns | {"count": count[order]})
 
 
 def _work_edges(graph: StepGraph) -> Whole:
@@ -293,55 +274,108 @@ def path_events(path: CriticalPath, *, base_ns: int = 0) -> list[dict[str, Any]]
     Times are µs after `base_ns`, which must be the one that the trace's own events count from.
     """
     segments = path_records(path)
-    several = len(path.ranks) > 1
-    events = _named_tracks(path, segments, several=several)
-    before: PathSegment | None = None
-    for number, segment in enumerate(segments):
-        events.append(_path_event(segment, base_ns))
-        if before is not None and _track(before) != _track(segment):
-            events.extend(_arrow(before, segment, number, base_ns))
-        before = segment
+    slices = [(segment, segment.rank * len(_LANES) + _LANE_OF[segment.kind]) for segment in segments]
+    events = _named_tracks(path, {track for _, track in slices})
+    common = {"cat": _FLOW, "pid": PROCESS}
+    for number, (segment, track) in enumerate(slices):
+        begins, length = (segment.start_ns - base_ns) / 1000, (segment.end_ns - segment.start_ns) / 1000
+        times = {"ts": begins, "dur": length, "args": {"kind": segment.kind, "row": segment.row}}
+        events.append({**common, "ph": "X", "name": segment.name, "tid": track, **times})
+        if number and slices[number - 1][1] != track:
+            before, left = slices[number - 1]
+            # From the last moment of one slice to the first of the next: viewers want both ends inside a slice.
+            arrow = {**common, "name": _FLOW, "id": number}
+            events.append({**arrow, "ph": "s", "tid": left, "ts": (before.end_ns - 1 - base_ns) / 1000})
+            events.append({**arrow, "ph": "f", "bp": "e", "tid": track, "ts": begins})
     return events
 
 
-def _track(segment: PathSegment) -> int:
-    return segment.rank * len(_LANES) + _LANE_OF[segment.kind]
+def _named_tracks(path: CriticalPath, tracks: Iterable[int]) -> list[dict[str, Any]]:
+    def name(what: str, track: int, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": PROCESS, "tid": track, "args": args}
 
-
-def _named_tracks(path: CriticalPath, segments: Iterable[PathSegment], *, several: bool) -> list[dict[str, Any]]:
-    named = [{"ph": "M", "name": "process_name", "pid": PROCESS, "tid": 0, "args": {"name": PROCESS}}]
-    for track in sorted({_track(segment) for segment in segments}):
+    named = [name("process_name", 0, {"name": PROCESS})]
+    for track in sorted(tracks):
         index, lane = divmod(track, len(_LANES))
         rank = path.ranks[index]
-        prefix = f"rank {index if rank is None else rank}: " if several else ""
-        named.append(
-            {"ph": "M", "name": "thread_name", "pid": PROCESS, "tid": track, "args": {"name": prefix + _LANES[lane]}}
-        )
-        named.append(
-            {"ph": "M", "name": "thread_sort_index", "pid": PROCESS, "tid": track, "args": {"sort_index": track}}
-        )
+        prefix = f"rank {index if rank is None else rank}: " if len(path.ranks) > 1 else ""
+        named.append(name("thread_name", track, {"name": prefix + _LANES[lane]}))
+        named.append(name("thread_sort_index", track, {"sort_index": track}))
     return named
 
 
-def _path_event(segment: PathSegment, base_ns: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": _FLOW,
-        "name": segment.name,
-        "pid": PROCESS,
-        "tid": _track(segment),
-        "ts": (segment.start_ns - base_ns) / 1000,
-        "dur": (segment.end_ns - segment.start_ns) / 1000,
-        "args": {"kind": segment.kind, "row": segment.row},
-    }
+LEAD = "What the step could not do without: only what is on it makes the step shorter when it gets faster."
+WITHOUT_DEVICE = (
+    "Without a device it runs through the program's own thread: what that thread waited for, such as a collective of "
+    "another thread or rank, is on it as the call that waited."
+)
+PATH_WORDS = {
+    "gap": "between recorded events",
+    "launch": "from launch to start",
+    "launch_call": "launch calls",
+    "stream": "hand-over on a stream",
+    "sync": "return of a blocking call",
+}
+"""Kinds of time on the critical path whose names say too little."""
 
 
-def _arrow(before: PathSegment, after: PathSegment, number: int, base_ns: int) -> list[dict[str, Any]]:
-    """From the last moment of one slice to the first of the next: viewers want both ends inside a slice."""
-    common = {"cat": _FLOW, "name": _FLOW, "id": number, "pid": PROCESS}
-    leaves = (before.end_ns - 1 - base_ns) / 1000
-    arrives = (after.start_ns - base_ns) / 1000
-    return [
-        {**common, "ph": "s", "tid": _track(before), "ts": leaves},
-        {**common, "ph": "f", "bp": "e", "tid": _track(after), "ts": arrives},
-    ]
+def spell_path_kind(kind: str) -> str:
+    return PATH_WORDS.get(kind, kind.replace("_", " "))
+
+
+def short_on_path(name: str, kind: str) -> str:
+    """Names of kernels are shortened; what the host did keeps its name, whatever signs are in it."""
+    return short_name(name) if kind in ("compute", "communication", "copy", "stream") else name
+
+
+def path_section(job: JobReport) -> Section | None:
+    path = job.critical
+    if path is None:
+        return None
+    whole = path.length_s or 1.0
+    delays_s = sum(path.by_kind_s.get(kind, 0.0) for kind in DELAYS)
+    kinds = sorted((item for item in path.by_kind_s.items() if item[1] > 0), key=lambda item: -item[1])
+    name = field("Name", lambda one: short_on_path(one.name, one.kind))
+    by_name = make_table("Critical path by name", "What lies on it", path.by_name, [
+        field("Time", "time_s", "s"),
+        field("% of path", "share", "share"),
+        field("Segments", "count", "count"),
+        field("Kind", lambda one: spell_path_kind(one.kind)),
+        name,
+    ], is_folded=False)  # fmt: skip
+    by_kind = make_table(
+        "Critical path by kind", f"The {format_duration(path.length_s)} of the profiled step, each once", kinds, [
+            field("Time", lambda item: item[1], "s"),
+            field("% of path", lambda item: item[1] / whole, "share"),
+            field("Kind", lambda item: spell_path_kind(item[0])),
+        ]
+    )  # fmt: skip
+    slack = make_table(
+        "Slack", "How much later device work could end without making the step longer", path.slack, [
+            field("Least slack", "least_slack_s", "s"),
+            field("On the path", "on_path_s", "s"),
+            field("Time", "time_s", "s"),
+            field("Count", "count", "count"),
+            field("Kind", "kind"),
+            name,
+        ]
+    )  # fmt: skip
+    return Section(
+        id="path",
+        title="Critical path through all ranks" if len(path.ranks) > 1 else "Critical path",
+        lead=LEAD if job.detail.breakdown.has_device else f"{LEAD} {WITHOUT_DEVICE}",
+        facts=[
+            ("Ranks", _list_ranks(path) if len(path.ranks) > 1 else f"rank {job.telling_rank} alone"),
+            ("Length", format_duration(path.length_s)),
+            ("On the host", f"{format_duration(path.host_s)} ({format_share(path.host_s / whole)})"),
+            ("On the device", f"{format_duration(path.device_s)} ({format_share(path.device_s / whole)})"),
+            ("Delays between them", f"{format_duration(delays_s)} ({format_share(delays_s / whole)})"),
+        ],
+        tables=[by_name, by_kind, slack],
+    )
+
+
+def _list_ranks(path: CriticalPath) -> str:
+    whole = path.length_s or 1.0
+    shares = zip(path.ranks, path.by_rank_s, strict=True)
+    return ", ".join(f"rank {rank} {format_share(spent / whole)}" for rank, spent in shares if spent > 0)

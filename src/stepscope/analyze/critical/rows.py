@@ -5,41 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepscope.analyze.step.device_work import Window
 from stepscope.analyze.step.numbers import Mask, Whole, distinct, number_codes
-from stepscope.analyze.step.view import view
-from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS, Timeline
-
-
-def core(timeline: Timeline, name: str) -> Any:
-    """A column that every row has. Typed loosely: its element type is the reader's choice."""
-    return timeline.core[name]
-
-
-def is_kind(timeline: Timeline, *kinds: int) -> Mask:
-    """For each row whether it is of one of these kinds; kept with the timeline, not to be written to."""
-    return view(timeline).is_kind(*kinds)
-
-
-def rows_of_kind(timeline: Timeline, *kinds: int) -> Whole:
-    """The rows of these kinds, in file order; kept with the timeline, not to be written to."""
-    return view(timeline).rows(*kinds)
-
-
-def codes_in(timeline: Timeline, rows: Whole | Mask) -> list[int]:
-    """The different names among these rows, as codes."""
-    names = core(timeline, "name")[rows]
-    return np.flatnonzero(np.bincount(names)).tolist() if len(names) else []
-
-
-def step_window(timeline: Timeline, step: int | None) -> Window:
-    """The exclusive window of the step, as long as its step time. None: all host and device events."""
-    return view(timeline).window(step)
-
+from stepscope.analyze.step.view import TraceView
+from stepscope.formats.timeline import DEVICE_KINDS, HOST_KINDS
 
 COMPILED_FROM = 80_000
 """Edges, or points of threads, from which loading the compiled loops pays."""
@@ -56,6 +30,11 @@ class Hosts(NamedTuple):
     end: Whole
     parent: Whole
     """Place of the enclosing event; −1 at the top."""
+
+    def times_of(self, nodes: Whole) -> Whole:
+        """Nodes are 2·place for the start of an event, and one more for its end."""
+        times: Whole = np.where(nodes & 1, self.end[nodes >> 1], self.start[nodes >> 1])
+        return times
 
 
 @dataclass(frozen=True)
@@ -76,32 +55,24 @@ class Devices:
     """The only or first work of its call: a captured graph has many."""
     names: list[tuple[int, int]]
     """(device, stream) of each queue."""
-    first: list[int]
-    """Where each queue begins; one more for the end."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def queues(self) -> list[slice]:
-        return [slice(*pair) for pair in zip(self.first, self.first[1:], strict=False)]
+        """Where each queue stands."""
+        ends = np.cumsum(np.bincount(self.queue, minlength=len(self.names))).tolist()
+        return [slice(*pair) for pair in pairwise([0, *ends])]
 
-    def take(self, wanted: Mask) -> Devices:
-        """Those for which `wanted` holds; queues keep their numbers."""
-        counts = np.bincount(self.queue[wanted], minlength=len(self.names))
+    def inside(self, wanted: Mask, window: Window) -> Devices:
+        """Those for which `wanted` holds, with times from the window's start, cut to it; queues keep their numbers."""
         columns = ("rows", "queue", "device", "start", "end", "call", "called", "alone")
         taken = {name: getattr(self, name)[wanted] for name in columns}
-        return replace(self, **taken, first=[0, *np.cumsum(counts).tolist()])
-
-    def shifted(self, window: Window) -> Devices:
-        """Times from the window's start, cut to it."""
-        length = window.length_ns
-        return replace(
-            self,
-            start=np.clip(self.start - window.start_ns, 0, length),
-            end=np.clip(self.end - window.start_ns, 0, length),
-            called=np.where(self.called == NEVER, NEVER, self.called - window.start_ns),
-        )
+        for name in ("start", "end"):
+            taken[name] = np.clip(taken[name] - window.start_ns, 0, window.length_ns)
+        taken["called"] = np.where(taken["called"] == NEVER, NEVER, taken["called"] - window.start_ns)
+        return replace(self, **taken)
 
 
 class StepRows(NamedTuple):
@@ -117,27 +88,25 @@ class StepRows(NamedTuple):
         return 2 * (len(self.hosts.rows) + len(self.devices))
 
 
-def device_queues(timeline: Timeline) -> Devices:
+def device_queues(trace: TraceView) -> Devices:
     """All device work of a trace. Times are those of the trace."""
-    rows = rows_of_kind(timeline, *DEVICE_KINDS)
-    device, stream = (core(timeline, name)[rows].astype(np.int64) for name in ("device", "stream"))
+    rows = trace.rows(*DEVICE_KINDS)
+    device, stream = (trace.column(name)[rows].astype(np.int64) for name in ("device", "stream"))
     names, queue = _number_queues(device, stream)
-    order = np.lexsort((core(timeline, "end_ns")[rows], core(timeline, "start_ns")[rows], queue))
+    order = np.lexsort((trace.end[rows], trace.start[rows], queue))
     rows, queue, device = rows[order], queue[order], device[order]
-    call = core(timeline, "parent")[rows].astype(np.int64)
-    called = np.where(call >= 0, core(timeline, "start_ns")[call], NEVER)
-    counts = np.bincount(queue, minlength=len(names))
+    call = trace.parent[rows].astype(np.int64)
+    called = np.where(call >= 0, trace.start[call], NEVER)
     return Devices(
         rows=rows,
         queue=queue,
         device=device,
-        start=core(timeline, "start_ns")[rows].astype(np.int64),
-        end=core(timeline, "end_ns")[rows].astype(np.int64),
+        start=trace.start[rows].astype(np.int64),
+        end=trace.end[rows].astype(np.int64),
         call=call,
         called=called,
-        alone=_first_of_call(call, core(timeline, "start_ns")[rows]),
+        alone=_first_of_call(call, trace.start[rows]),
         names=names,
-        first=[0, *np.cumsum(counts).tolist()],
     )
 
 
@@ -158,74 +127,62 @@ def _first_of_call(call: Whole, start: Whole) -> Mask:
     return first
 
 
-def step_rows(timeline: Timeline, step: int | None, queues: Devices) -> StepRows:
+def step_rows(trace: TraceView, step: int | None, queues: Devices) -> StepRows:
     """What belongs to the exclusive window of a step: its host events and what they launched, as far as they reach into
     it, and work launched before that was still running.
 
     Work of later steps is left out: on a stream it comes after all of this step, so it cannot have delayed it.
     """
-    window = step_window(timeline, step)
-    hosts = _hosts(timeline, step, window)
-    own = np.ones(len(queues), bool) if step is None else core(timeline, "step")[queues.rows] == step
+    window = trace.window(step)
+    hosts = _hosts(trace, step, window)
+    own = np.ones(len(queues), bool) if step is None else trace.step[queues.rows] == step
     own &= queues.end > window.start_ns
     before = queues.called if step is not None else queues.start
     carried = (before < window.start_ns) & (queues.end > window.start_ns) & (queues.start < window.end_ns)
-    devices = queues.take(own | carried).shifted(window)
-    start_of = np.full(len(timeline), -1, np.int64)
+    devices = queues.inside(own | carried, window)
+    start_of = np.full(len(trace.start), -1, np.int64)
     start_of[hosts.rows] = 2 * np.arange(len(hosts.rows))
     start_of[devices.rows] = 2 * (len(hosts.rows) + np.arange(len(devices)))
     return StepRows(window, hosts, devices, start_of)
 
 
-def _hosts(timeline: Timeline, step: int | None, window: Window) -> Hosts:
-    wanted = is_kind(timeline, *HOST_KINDS) & (core(timeline, "thread") >= 0)
+def _hosts(trace: TraceView, step: int | None, window: Window) -> Hosts:
+    wanted = trace.is_kind(*HOST_KINDS) & (trace.thread >= 0)
     if step is not None:
-        wanted &= (core(timeline, "step") == step) & (core(timeline, "end_ns") > window.start_ns)
-    rows = _nested_order(timeline, np.flatnonzero(wanted))
-    place = np.full(len(timeline) + 1, -1, np.int64)
+        wanted &= (trace.step == step) & (trace.end > window.start_ns)
+    rows = trace.nested_order(np.flatnonzero(wanted))
+    place = np.full(len(trace.start) + 1, -1, np.int64)
     place[rows] = np.arange(len(rows))
     length = window.length_ns
     return Hosts(
         rows=rows,
-        thread=core(timeline, "thread")[rows].astype(np.int64),
-        start=np.clip(core(timeline, "start_ns")[rows] - window.start_ns, 0, length),
-        end=np.clip(core(timeline, "end_ns")[rows] - window.start_ns, 0, length),
-        parent=place[core(timeline, "parent")[rows]],  # the last entry answers for −1
+        thread=trace.thread[rows].astype(np.int64),
+        start=np.clip(trace.start[rows] - window.start_ns, 0, length),
+        end=np.clip(trace.end[rows] - window.start_ns, 0, length),
+        parent=place[trace.parent[rows]],  # the last entry answers for −1
     )
-
-
-def _nested_order(timeline: Timeline, rows: Whole) -> Whole:
-    start = core(timeline, "start_ns")[rows]
-    order = np.argsort(start, kind="stable")
-    ordered = start[order]
-    if (ordered[1:] == ordered[:-1]).any():
-        order = np.lexsort((core(timeline, "event_index")[rows], -core(timeline, "end_ns")[rows], start))
-    thread = core(timeline, "thread")[rows][order]
-    # A radix sort, where numbers are short, is much faster than one by comparison.
-    small = thread.astype(np.uint16) if len(thread) and int(thread.max()) < 1 << 16 else thread
-    by_thread: Whole = rows[order[np.argsort(small, kind="stable")]]
-    return by_thread
 
 
 class LaunchOrder:
     """What was launched last before, or first after, a time: by a thread, or on a stream."""
 
-    def __init__(self, timeline: Timeline, rows: StepRows) -> None:
+    def __init__(self, trace: TraceView, rows: StepRows) -> None:
         devices = rows.devices
         self._devices = devices
         has_call = np.flatnonzero(devices.call >= 0)
-        thread = core(timeline, "thread")[devices.call[has_call]].astype(np.int64)
+        thread = trace.thread[devices.call[has_call]].astype(np.int64)
         order = np.lexsort((devices.called[has_call], thread))
         self._places = has_call[order]
         self._thread = thread[order]
         self._called = devices.called[self._places]
         self._issued = np.zeros(len(devices), np.int64)
-        self._last_to_end = np.zeros(len(devices), np.int64)
+        self.last_to_end = np.zeros(len(devices) + 1, np.int64)
+        """Among each work and all before it on its stream: the place of what ended last; one more for work −1."""
         for mine in devices.queues:
             self._issued[mine] = np.maximum.accumulate(devices.called[mine])
             latest = np.maximum.accumulate(devices.end[mine])
             is_new = devices.end[mine] == latest
-            self._last_to_end[mine] = np.maximum.accumulate(np.where(is_new, np.arange(mine.start, mine.stop), 0))
+            self.last_to_end[mine] = np.maximum.accumulate(np.where(is_new, np.arange(mine.start, mine.stop), 0))
 
     def by_thread(self, thread: Whole, time: Whole, *, after: bool = False) -> Whole:
         """Place of the last work that this thread launched before the time (first after it); −1 if there is none."""
@@ -242,11 +199,7 @@ class LaunchOrder:
         """Place of the work launched on a stream before the time that ended last; −1 if there is none."""
         mine = self._devices.queues[queue]
         place = mine.start + np.searchsorted(self._issued[mine], time, side="left") - 1
-        found: Whole = (
-            np.where(place >= mine.start, self._last_to_end[np.maximum(place, 0)], -1)
-            if len(self._issued)
-            else place * 0 - 1
-        )
+        found: Whole = np.where(place >= mine.start, self.last_to_end[place], -1)
         return found
 
     def next_on_queue(self, queue: int, time: Whole) -> Whole:
@@ -255,10 +208,6 @@ class LaunchOrder:
         place = mine.start + np.searchsorted(self._issued[mine], time, side="left")
         found: Whole = np.where(place < mine.stop, place, -1)
         return found
-
-    def last_of(self, places: Whole) -> Whole:
-        """Among this work and all before it on its stream: the place of what ended last."""
-        return self._last_to_end[places]
 
 
 class Chains:
@@ -269,7 +218,7 @@ class Chains:
         nodes = np.zeros(2 * count, np.int64)
         run_loop(emit_points, 2 * count, (hosts.thread, hosts.parent), (nodes, np.zeros(count + 1, np.int64)))
         thread = hosts.thread[nodes >> 1]
-        time = np.where(nodes & 1, hosts.end[nodes >> 1], hosts.start[nodes >> 1])
+        time = hosts.times_of(nodes)
         back = (time[1:] < time[:-1]) & (thread[1:] == thread[:-1])
         if back.any():  # events that cross instead of nesting
             order = np.lexsort((np.arange(len(nodes)), time, thread))

@@ -15,11 +15,10 @@ from stepscope.analyze.critical.draft import Constants, EdgeBuffer
 from stepscope.analyze.critical.kinds import GRAPH_EDGE_KINDS
 from stepscope.analyze.critical.rows import is_large, run_loop
 from stepscope.analyze.critical.waits import CLOCK_NS
+from stepscope.analyze.step.device_work import LONG_AGO
 from stepscope.analyze.step.numbers import Whole, distinct
 from stepscope.formats.timeline import Timeline
 
-UNREACHED = -(1 << 62)
-"""The time of a node that nothing leads to."""
 _FIRM = (kinds.HOST, kinds.WORK, kinds.STREAM, kinds.WINDOW)
 """Kinds of edges that alone can make no cycle."""
 _TWO_CLOCKS = (kinds.SYNC, kinds.LAUNCH, kinds.EVENT)
@@ -195,6 +194,9 @@ class Schedule:
         return int(self.time[self.sink])
 
 
+_COUNTED = ("device_events", "without_launch", "loose", "cycles_cut", "meetings", "meetings_skipped")
+
+
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """What must hold before a number is believed. `failures` is empty if all does."""
 
@@ -229,7 +231,7 @@ def retime(graph: StepGraph, weight: Whole | None = None, unexplained: Whole | N
     """The schedule with these delays on the edges; without any, that of the trace."""
     own = graph.edges.weight if weight is None else weight
     rest = graph.edges.unexplained if unexplained is None else unexplained
-    time, binding = np.full(len(graph.node_time), UNREACHED), np.full(len(graph.node_time), -1)
+    time, binding = np.full(len(graph.node_time), LONG_AGO), np.full(len(graph.node_time), -1)
     time[graph.source] = 0
     run_loop(pass_forward, len(own), (*graph.ends, own + rest), (time, binding))
     return Schedule(time=time, binding=binding, weight=own, unexplained=rest, sink=graph.sink)
@@ -282,17 +284,10 @@ def check_graph(graph: StepGraph, schedule: Schedule, edges: Whole) -> Checks:
         path_ns=path_ns,
         unexplained_on_path_ns=int(schedule.unexplained[edges].sum()),
         joins=int((entered > 1).sum()),
-        device_events=graph.counts.get("device_events", 0),
-        without_launch=graph.counts.get("without_launch", 0),
-        loose=graph.counts.get("loose", 0),
         inferred={GRAPH_EDGE_KINDS[kind]: int(count) for kind, count in enumerate(inferred.tolist()) if count},
-        contradicted={
-            name.removeprefix(prefix): count for name, count in graph.counts.items() if name.startswith(prefix)
-        },
-        cycles_cut=graph.counts.get("cycles_cut", 0),
-        meetings=graph.counts.get("meetings", 0),
-        meetings_skipped=graph.counts.get("meetings_skipped", 0),
+        contradicted={name.removeprefix(prefix): count for name, count in graph.counts.items() if prefix in name},
         failures=failures,
+        **{name: graph.counts.get(name, 0) for name in _COUNTED},
     )
 
 
@@ -336,7 +331,7 @@ def order_nodes(followers: Any, first: Any, waiting: Any, queue: Any) -> int:
 
 
 def pass_forward(source: Any, target: Any, weight: Any, time: Any, binding: Any) -> int:
-    """Earliest times: `time` begins as UNREACHED but for the first node.
+    """Earliest times: `time` begins as LONG_AGO but for the first node.
 
     `binding` gets the edge that decided, the first of equals. Edges into a node come after those into its predecessors.
     """

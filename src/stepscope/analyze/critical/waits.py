@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.draft import Draft, least, usual
 from stepscope.analyze.critical.edges import last_recorded
-from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
 from stepscope.formats.classify import ALLOCATION, BLOCKING_COPY, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from stepscope.formats.timeline import COPY, MISSING, OPERATOR
@@ -45,26 +44,20 @@ def add_host_waits(draft: Draft) -> None:
     if draft.constants.sync_ns is None:
         _measure(draft, delay[binding], unique(waits.call[~waited[waits.call]]))
     calls = np.flatnonzero((last >= 0) & (last + (draft.constants.sync_ns or 0) > hosts.start))
-    names = core(draft.timeline, "name")[hosts.rows[calls]].tolist()
+    names = draft.trace.name[hosts.rows[calls]].tolist()
     own = draft.constants.call_ns
-    draft.limit[2 * calls + 1] = [own.get(draft.timeline.texts[name], OWN_NS) for name in names]
-    draft.edges.add(
-        draft.begins(waits.work) + 1,
-        2 * waits.call + 1,
-        draft.constants.sync_ns or 0,
-        kind=kinds.SYNC,
-        cost=kinds.C_SYNC,
-        row=hosts.rows[waits.call],
-        inferred=waits.inferred,
-    )
+    draft.limit[2 * calls + 1] = [own.get(draft.trace.text(name), OWN_NS) for name in names]
+    nodes, row = (draft.begins(waits.work) + 1, 2 * waits.call + 1), hosts.rows[waits.call]
+    least_delay = draft.constants.sync_ns or 0
+    draft.edges.add(*nodes, least_delay, kind=kinds.SYNC, cost=kinds.C_SYNC, row=row, inferred=waits.inferred)
 
 
 def _measure(draft: Draft, delay: Whole, free: Whole) -> None:
     """How long returning takes, and each kind of blocking call (places) that had nothing to wait for."""
     hosts = draft.hosts
-    names = core(draft.timeline, "name")[hosts.rows[free]]
+    names = draft.trace.name[hosts.rows[free]]
     taken = hosts.end[free] - hosts.start[free]
-    own = {draft.timeline.texts[code]: least(taken[names == code]) for code in distinct(names)}
+    own = {draft.trace.text(code): least(taken[names == code]) for code in distinct(names)}
     draft.constants = replace(
         draft.constants,
         sync_ns=least(delay),
@@ -77,18 +70,19 @@ def _joined(parts: list[HostWaits]) -> HostWaits:
     return HostWaits(*(np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True)))
 
 
-def _none() -> HostWaits:
-    empty = np.zeros(0, np.int64)
-    return HostWaits(empty, empty, empty)
+def _waits(work: Whole, call: Whole, keep: Mask, *, inferred: int | Whole) -> HostWaits:
+    return HostWaits(work[keep], call[keep], np.broadcast_to(inferred, len(work))[keep])
+
+
+_NONE = HostWaits(*[np.zeros(0, np.int64)] * 3)
 
 
 def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> HostWaits:
     """Each call waits for what every stream of its device (−1: all) had been given when it began."""
-    parts = [_none()]
+    parts = [_NONE]
     for queue, (number, _) in enumerate(draft.devices.names):
         place = draft.order.on_queue(queue, draft.hosts.start[calls])
-        known = (place >= 0) & ((device == number) | (device == MISSING))
-        parts.append(HostWaits(place[known], calls[known], np.full(int(known.sum()), inferred, np.int64)))
+        parts.append(_waits(place, calls, (place >= 0) & ((device == number) | (device == MISSING)), inferred=inferred))
     return _joined(parts)
 
 
@@ -96,11 +90,10 @@ def _recorded(draft: Draft) -> HostWaits:
     """Waits that the profiler wrote down."""
     syncs, role = draft.syncs, draft.roles[draft.syncs.call]
     if not len(syncs.call) or not len(draft.devices):
-        return _none()
+        return _NONE
     place = draft.rows.start_of[syncs.call] >> 1
     began = draft.hosts.start[place]
     kind = np.array(syncs.kind)
-    number = {name: queue for queue, name in enumerate(draft.devices.names)}
     context = (kind == "Context Sync") & (role == DEVICE_SYNC)
     parts = [_all_queues(draft, place[context], syncs.device[context], inferred=0)]
     recorded = np.where(syncs.recorded != MISSING, syncs.recorded, began)
@@ -108,11 +101,10 @@ def _recorded(draft: Draft) -> HostWaits:
         ((kind == "Stream Sync") & (role != EVENT_SYNC), syncs.stream, began),
         ((kind == "Event Sync") & (role == EVENT_SYNC), syncs.wait_stream, recorded),
     ):
-        for index in np.flatnonzero(mine).tolist():
-            queue = number.get((int(syncs.device[index]), int(stream[index])))
-            work = _none().work if queue is None else draft.order.on_queue(queue, until[index : index + 1])
-            work = work[work >= 0]
-            parts.append(HostWaits(work, np.full(len(work), place[index]), np.zeros(len(work), np.int64)))
+        for queue, (device, number) in enumerate(draft.devices.names):
+            here = mine & (syncs.device == device) & (stream == number)
+            work = draft.order.on_queue(queue, until[here])
+            parts.append(_waits(work, place[here], work >= 0, inferred=0))
     return _joined(parts)
 
 
@@ -127,8 +119,6 @@ def _untold(draft: Draft, role: int) -> Whole:
 def _device_syncs(draft: Draft) -> HostWaits:
     """In a process with several devices the current one is that of the thread's last launch."""
     calls = _untold(draft, DEVICE_SYNC)
-    if not len(calls):
-        return _none()
     device = np.full(len(calls), MISSING)
     several = len({number for number, _ in draft.devices.names}) > 1
     if several:
@@ -158,7 +148,7 @@ def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
     """
     hosts, devices = draft.hosts, draft.devices
     if not len(calls):
-        return _none()
+        return _NONE
     launch = draft.order.by_thread(hosts.thread[calls], until)
     work = np.full(len(calls), -1, np.int64)
     for queue in distinct(devices.queue[launch[launch >= 0]]):
@@ -174,15 +164,14 @@ def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
     nearest = by_end[np.maximum(place, 0)]
     helps = (place >= 0) & (devices.end[nearest] > np.maximum(began, np.where(contradicted, 0, end)))
     work = np.where(unclear & helps, nearest, np.where(contradicted, -1, work))
-    known = work >= 0
-    return HostWaits(work[known], calls[known], np.ones(int(known.sum()), np.int64))
+    return _waits(work, calls, work >= 0, inferred=1)
 
 
 def _copies(draft: Draft) -> HostWaits:
     """Copies from and to pageable memory, and blocking copies: the call returns when the copy has ended."""
     places, calls, blocking = _maybe_blocking(draft)
-    wanted = draft.devices.end[places] <= draft.hosts.end[calls] + CLOCK_NS
-    return HostWaits(places[wanted], calls[wanted], np.where(blocking, 0, 1)[wanted])
+    ended = draft.devices.end[places] <= draft.hosts.end[calls] + CLOCK_NS
+    return _waits(places, calls, ended, inferred=np.where(blocking, 0, 1))
 
 
 def add_staged_copies(draft: Draft) -> None:
@@ -202,16 +191,20 @@ def add_staged_copies(draft: Draft) -> None:
 
 def _maybe_blocking(draft: Draft) -> tuple[Whole, Whole, Mask]:
     """Copies (places) whose calls (places) may wait for them, and which of these do by their name."""
-    timeline, devices, start_of = draft.timeline, draft.devices, draft.rows.start_of
-    places = np.flatnonzero((core(timeline, "kind")[devices.rows] == COPY) & (devices.call >= 0))
-    places = places[start_of[devices.call[places]] >= 0]
-    names = core(timeline, "name")[devices.rows[places]]
-    pageable = [code for code in distinct(names) if _may_block(timeline.texts[code])]
+    trace, devices = draft.trace, draft.devices
+    places = _launched_copies(draft)
     blocking = draft.roles[devices.call[places]] == BLOCKING_COPY
     # A captured graph launches many things at once and waits for none.
-    of_call = np.bincount(devices.call[devices.call >= 0], minlength=len(timeline))[devices.call[places]]
-    wanted = (of_call == 1) & (blocking | np.isin(names, pageable))
-    return places[wanted], start_of[devices.call[places[wanted]]] >> 1, blocking[wanted]
+    of_call = np.bincount(devices.call[devices.call >= 0], minlength=len(trace.start))[devices.call[places]]
+    wanted = (of_call == 1) & (blocking | trace.has_name(devices.rows[places], _may_block))
+    return places[wanted], draft.rows.start_of[devices.call[places[wanted]]] >> 1, blocking[wanted]
+
+
+def _launched_copies(draft: Draft) -> Whole:
+    """Copies (places) whose calls are in the window."""
+    devices = draft.devices
+    places = np.flatnonzero((draft.trace.kind[devices.rows] == COPY) & (devices.call >= 0))
+    return places[draft.rows.start_of[devices.call[places]] >= 0]
 
 
 def _may_block(name: str) -> bool:
@@ -221,35 +214,30 @@ def _may_block(name: str) -> bool:
 
 def _scalars(draft: Draft) -> HostWaits:
     """Operators that return a number to the host, where the trace lacks the call that waited."""
-    timeline, hosts, devices, start_of = draft.timeline, draft.hosts, draft.devices, draft.rows.start_of
-    named = [code for code in codes_in(timeline, hosts.rows) if timeline.texts[code] in _SCALARS]
-    if not named or not len(devices):
-        return _none()
-    is_scalar = np.isin(core(timeline, "name")[hosts.rows], named) & (core(timeline, "kind")[hosts.rows] == OPERATOR)
+    trace, hosts, devices = draft.trace, draft.hosts, draft.devices
+    is_scalar = trace.has_name(hosts.rows, _SCALARS.__contains__) & (trace.kind[hosts.rows] == OPERATOR)
+    if not is_scalar.any() or not len(devices):
+        return _NONE
     waits = np.isin(draft.roles[hosts.rows], (DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC))
     has_wait = np.zeros(len(hosts.rows) + 1, bool)
     has_wait[hosts.parent[waits]] = True
-    launched = np.flatnonzero((core(timeline, "kind")[devices.rows] == COPY) & (devices.call >= 0))
-    launched = launched[start_of[devices.call[launched]] >= 0]
-    operator = hosts.parent[start_of[devices.call[launched]] >> 1]
+    launched = _launched_copies(draft)
+    operator = hosts.parent[draft.rows.start_of[devices.call[launched]] >> 1]
     wanted = (operator >= 0) & is_scalar[operator] & ~has_wait[operator]
     wanted &= devices.end[launched] <= hosts.end[operator] + CLOCK_NS
-    return HostWaits(launched[wanted], operator[wanted], np.ones(int(wanted.sum()), np.int64))
+    return _waits(launched, operator, wanted, inferred=1)
 
 
 def _allocations(draft: Draft) -> HostWaits:
     """Taking or giving back memory waits for the device only sometimes: where most of the call was such a wait."""
-    hosts, devices = draft.hosts, draft.devices
+    hosts = draft.hosts
     calls = np.flatnonzero(draft.roles[hosts.rows] == ALLOCATION)
-    if not len(calls) or not len(devices):
-        return _none()
     waits = _all_queues(draft, calls, np.full(len(calls), MISSING), inferred=1)
     last = np.full(len(hosts.rows), -1, np.int64)
-    np.maximum.at(last, waits.call, devices.end[waits.work])
+    np.maximum.at(last, waits.call, draft.devices.end[waits.work])
     length = hosts.end - hosts.start
     waited = (last <= hosts.end + CLOCK_NS) & (last - hosts.start > length // 2) & (length > LONG_NS)
-    keep = waited[waits.call]
-    return HostWaits(waits.work[keep], waits.call[keep], waits.inferred[keep])
+    return _waits(waits.work, waits.call, waited[waits.call], inferred=1)
 
 
 _FINDERS = (_recorded, _device_syncs, _stream_syncs, _event_syncs, _copies, _scalars, _allocations)
@@ -277,15 +265,14 @@ def add_queue_limits(draft: Draft) -> None:
         delayed = call[devices.start[earlier] > hosts.start[call]]
         draft.limit[2 * delayed + 1] = np.minimum(draft.limit[2 * delayed + 1], _least_times(draft, delayed))
         row = hosts.rows[call]
-        draft.edges.add(
-            draft.begins(earlier), 2 * call + 1, 0, kind=kinds.QUEUE, cost=kinds.C_SYNC, row=row, inferred=1
-        )
+        source = draft.begins(earlier)
+        draft.edges.add(source, 2 * call + 1, 0, kind=kinds.QUEUE, cost=kinds.C_SYNC, row=row, inferred=1)
 
 
 def _least_times(draft: Draft, calls: Whole) -> Whole:
     """For each call the least time that calls of its name take."""
     hosts = draft.hosts
-    names = core(draft.timeline, "name")[hosts.rows]
+    names = draft.trace.name[hosts.rows]
     taken = hosts.end - hosts.start
     by_name = {code: least(taken[names == code]) for code in distinct(names[calls])}
     return np.array([by_name[code] for code in names[calls].tolist()], np.int64)

@@ -13,12 +13,12 @@ import numpy as np
 from stepscope.analyze.critical import kinds
 from stepscope.analyze.critical.kinds import HOST_COSTS, WORK_COSTS
 from stepscope.analyze.critical.path import CriticalPath, describe_path
-from stepscope.analyze.critical.rows import codes_in, core
 from stepscope.analyze.critical.schedule import Schedule, StepGraph, retime
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, seconds
+from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.formats.classify import CATEGORIES
-from stepscope.formats.timeline import KERNEL, OPERATOR, Timeline
+from stepscope.formats.timeline import KERNEL, OPERATOR
 
 NEVER_BINDS = -(1 << 60)
 MOST_RANKS = 20
@@ -191,15 +191,8 @@ def find_limits(graph: StepGraph) -> list[Limit]:
     for name, meaning, text in LIMITS:
         schedule, applied = apply_edits(graph, parse_what_if(text), strict=False)
         if any(edit.events for edit in applied):
-            limits.append(
-                Limit(
-                    name=name,
-                    meaning=meaning,
-                    what_if=text,
-                    step_s=seconds(schedule.length_ns),
-                    saved_s=seconds(graph.length_ns - schedule.length_ns),
-                )
-            )
+            step_s, saved_s = seconds(schedule.length_ns), seconds(graph.length_ns - schedule.length_ns)
+            limits.append(Limit(name=name, meaning=meaning, what_if=text, step_s=step_s, saved_s=saved_s))
     return limits
 
 
@@ -227,10 +220,7 @@ def apply_edits(graph: StepGraph, edits: Sequence[Edit], *, strict: bool = True)
 
 
 def _scaled(time: Whole, factor: Floats) -> Whole:
-    changed = factor != 1
-    scaled = time.copy()
-    scaled[changed] = np.rint(time[changed] * factor[changed]).astype(np.int64)
-    return scaled
+    return np.where(factor == 1, time, np.rint(time * factor).astype(np.int64))
 
 
 def _chosen(graph: StepGraph, edit: Edit) -> Mask:
@@ -247,7 +237,7 @@ def _chosen(graph: StepGraph, edit: Edit) -> Mask:
     if edit.pattern is not None or edit.target == "kernels":
         for index, timeline in enumerate(graph.timelines):
             mine = np.flatnonzero(chosen & (graph.edges.rank == index))
-            chosen[mine] = _matches(timeline, graph.edges.row[mine], target.takes, edit.pattern)
+            chosen[mine] = _matches(view(timeline), graph.edges.row[mine], target.takes, edit.pattern)
     return chosen
 
 
@@ -255,44 +245,37 @@ def _place_of_rank(graph: StepGraph, rank: int, text: str) -> int:
     """Index of the timeline of a rank. Traces may be missing, so it need not be its number."""
     numbers = [place if timeline.rank is None else timeline.rank for place, timeline in enumerate(graph.timelines)]
     if rank not in numbers:
-        listed = ", ".join(str(number) for number in numbers[:MOST_RANKS]) + (
-            ", …" if len(numbers) > MOST_RANKS else ""
-        )
+        listed = ", ".join(map(str, numbers[:MOST_RANKS])) + (", …" if len(numbers) > MOST_RANKS else "")
         several = "s" if len(numbers) > 1 else ""
         raise UsageError(f"{text!r}: there is no rank {rank}", hint=f"this path has the rank{several} {listed}")
     return numbers.index(rank)
 
 
-def _matches(timeline: Timeline, rows: Whole, takes: str | None, pattern: str | None) -> Mask:
+def _matches(trace: TraceView, rows: Whole, takes: str | None, pattern: str | None) -> Mask:
     """Which rows (−1: none) fit the pattern."""
     known = rows >= 0
     fits = np.zeros(len(rows), bool)
     there = rows[known]
     if takes == "stream":
-        fits[known] = _on_stream(timeline, there, pattern or "")
+        fits[known] = _on_stream(trace, there, pattern or "")
     elif takes == "category":
-        fits[known] = core(timeline, "category")[there] == CATEGORIES.index(pattern or "")
+        fits[known] = trace.column("category")[there] == CATEGORIES.index(pattern or "")
     elif takes == "operator":
-        fits[known] = _inside_operators(timeline, there, pattern or "")
+        fits[known] = _inside_operators(trace, there, pattern or "")
     elif takes == "call":
         # The delay of a launch belongs to the work, its name to the call.
-        is_host = core(timeline, "thread")[there] >= 0
-        calls = np.where(is_host, there, core(timeline, "parent")[there])
-        fits[known] = (calls >= 0) & _is_named(timeline, calls, pattern or "")
+        is_host = trace.thread[there] >= 0
+        calls = np.where(is_host, there, trace.parent[there])
+        fits[known] = (calls >= 0) & _is_named(trace, calls, pattern or "")
     else:
-        fits[known] = _is_named(timeline, there, pattern) if pattern else True
+        fits[known] = _is_named(trace, there, pattern) if pattern else True
         if takes == "kernel":
-            fits[known] &= core(timeline, "kind")[there] == KERNEL
+            fits[known] &= trace.kind[there] == KERNEL
     return fits
 
 
-def _is_named(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
-    fits = compile_pattern(pattern)
-    codes = [code for code in codes_in(timeline, rows) if fits.search(timeline.texts[code])]
-    wanted = np.zeros(len(timeline.texts) + 1, bool)
-    wanted[codes] = True
-    mask: Mask = wanted[core(timeline, "name")[rows]]
-    return mask
+def _is_named(trace: TraceView, rows: Whole, pattern: str) -> Mask:
+    return trace.has_name(rows, compile_pattern(pattern).search)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
@@ -302,27 +285,22 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern), re.IGNORECASE)
 
 
-def _on_stream(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
+def _on_stream(trace: TraceView, rows: Whole, pattern: str) -> Mask:
     match = re.fullmatch(r"(?:(\d+)/)?(\d+)", pattern)
     if match is None:
         raise UsageError(f"{pattern!r} is not a stream", hint="write stream:7=0.5, or stream:0/7=0.5 with the device")
-    fits: Mask = core(timeline, "stream")[rows] == int(match[2])
+    fits: Mask = trace.column("stream")[rows] == int(match[2])
     if match[1] is not None:
-        fits &= core(timeline, "device")[rows] == int(match[1])
+        fits &= trace.column("device")[rows] == int(match[1])
     return fits
 
 
-def _inside_operators(timeline: Timeline, rows: Whole, pattern: str) -> Mask:
+def _inside_operators(trace: TraceView, rows: Whole, pattern: str) -> Mask:
     """Device work whose launch lies inside an operator of that name, however deep."""
-    parent, kind = core(timeline, "parent"), core(timeline, "kind")
-    above = parent[rows].astype(np.int64)
-    fits = np.zeros(len(rows), bool)
-    while (above >= 0).any():
-        place = np.flatnonzero(above >= 0)
-        here = above[place]
-        fits[place] |= (kind[here] == OPERATOR) & _is_named(timeline, here, pattern)
-        above[place] = np.where(fits[place], -1, parent[here])
-    return fits
+    operators = trace.rows(OPERATOR)
+    wanted = trace.mask(operators[_is_named(trace, operators, pattern)])
+    inside: Mask = trace.enclosing(trace.parent[rows], wanted) >= 0
+    return inside
 
 
 def _nothing_named(graph: StepGraph, edit: Edit) -> UsageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,12 +11,9 @@ import numpy as np
 from stepscope.analyze.diff.exposure import (
     DEVICE_VARIATION,
     HOST_VARIATION,
-    MAD_TO_SD,
     MIN_EFFECT,
     NO_OPERATOR,
-    Identity,
     Names,
-    OperatorNames,
     Side,
     Table,
     are_clear,
@@ -42,7 +39,7 @@ from stepscope.analyze.diff.records import (
     describe_change,
     list_notes,
 )
-from stepscope.analyze.step.numbers import Mask, seconds
+from stepscope.analyze.step.numbers import MAD_TO_SD, Mask, seconds
 from stepscope.analyze.step.view import view
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import short_name
@@ -66,8 +63,10 @@ def diff_traces(
     pair = pair_renamed(sides.a, sides.b, (names_a.identities, names_b.identities), (which_a, which_b))
     groups = match_names(names_a.identities, names_b.identities, pair)
     contributions = _contributions(sides, groups, (names_a, names_b))
-    kernels = _kernel_changes(sides, groups, (names_a, names_b)) if sides.have_devices else []
-    operators = _operator_changes(sides, count_operators(sides.a), count_operators(sides.b))
+    kernels = _changes(sides, groups, (names_a, names_b), DEVICE_VARIATION) if sides.have_devices else []
+    each = count_operators(sides.a), count_operators(sides.b)
+    groups = match_names(each[0].identities, each[1].identities, lambda only_a, only_b: [])
+    operators = _changes(sides, groups, each, HOST_VARIATION)
     change_ns = sum(contribution.change_ns for contribution in contributions)
     step_a, step_b = sides.step_s
     noise = noise_of_step(*sides.durations, (step_a + step_b) / 2)
@@ -167,171 +166,115 @@ def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
     return gathered
 
 
-class _Exposed(NamedTuple):
-    """All that makes up a step, by name: columns of both sides that belong together."""
-
-    identities: list[Identity]
-    a: Table
-    b: Table
-
-
 def _contributions(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[Contribution]:
+    """All that makes up a step, by share and category."""
     (idle_a, spent_a), (idle_b, spent_b) = count_idle(sides.a), count_idle(sides.b)
     idle_groups = match_names(idle_a, idle_b, lambda only_a, only_b: [])
-    everything = _Exposed(
-        [group.identity for group in [*groups, *idle_groups]],
-        np.hstack([_gather(names[0].exposed_ns, [g.a for g in groups]), _gather(spent_a, [g.a for g in idle_groups])]),
-        np.hstack([_gather(names[1].exposed_ns, [g.b for g in groups]), _gather(spent_b, [g.b for g in idle_groups])]),
-    )
-    changes = sides.changes_ns(everything.a, everything.b)
-    total = sum(changes)
+    identities = [group.identity for group in [*groups, *idle_groups]]
+    a = np.hstack([_gather(names[0].exposed_ns, [g.a for g in groups]), _gather(spent_a, [g.a for g in idle_groups])])
+    b = np.hstack([_gather(names[1].exposed_ns, [g.b for g in groups]), _gather(spent_b, [g.b for g in idle_groups])])
+    changes, part_a, part_b = sides.changes_ns(a, b), *(means.tolist() for means in sides.means(a, b))
     members: dict[tuple[str, str], list[int]] = {}
-    for place, identity in enumerate(everything.identities):
+    for place, identity in enumerate(identities):
         members.setdefault((identity.share, identity.category), []).append(place)
-    clear = _clear_contributions(sides, everything, members)
-    found = [
-        _contribution(sides, everything, key, places, changes, total=total, clear=is_clear)
-        for (key, places), is_clear in zip(members.items(), clear, strict=True)
-    ]
+    a, b = _gather(a, list(members.values())), _gather(b, list(members.values()))
+    clear = _clear_contributions(sides, a, b, [share.endswith("_idle") for share, _ in members])
+    found = []
+    for number, ((share, category), places) in enumerate(members.items()):
+        change_ns = sum(changes[place] for place in places)
+        parts = [
+            Part(name=identities[place].name, **_before_and_after(part_a[place], part_b[place], changes[place]))
+            for place in places
+            if part_a[place] or part_b[place] or changes[place]
+        ]
+        before, after = (sum(means[place] for place in places) for means in (part_a, part_b))
+        found.append(
+            Contribution(
+                share=share,
+                name=category,
+                **_before_and_after(before, after, change_ns),
+                share_of_change=change_ns / sum(changes) if sum(changes) else None,
+                clear=clear[number],
+                a_steps_s=(a[:, number] / 1e9).tolist(),
+                b_steps_s=(b[:, number] / 1e9).tolist(),
+                parts=sorted(parts, key=lambda part: (-abs(part.change_ns), part.name)),
+            )
+        )
     return sorted(found, key=lambda one: (-abs(one.change_ns), one.share, one.name))
 
 
-def _clear_contributions(sides: _Pair, everything: _Exposed, members: dict[tuple[str, str], list[int]]) -> list[bool]:
-    places = list(members.values())
-    a, b = _gather(everything.a, places), _gather(everything.b, places)
+def _before_and_after(a_ns: float, b_ns: float, change_ns: int) -> dict[str, Any]:
+    return {"a_s": seconds(a_ns), "b_s": seconds(b_ns), "change_s": seconds(change_ns), "change_ns": change_ns}
+
+
+def _clear_contributions(sides: _Pair, a: Table, b: Table, idle: list[bool]) -> list[bool]:
     mean_a, mean_b = sides.means(a, b)
     change, level = mean_b - mean_a, np.maximum(mean_a, mean_b)
-    idle = np.array([share.endswith("_idle") for share, _ in members])
     by_host, by_device = (
         p_values(a, b, level=level, variation=variation) for variation in (HOST_VARIATION, DEVICE_VARIATION)
     )
-    p = np.where(idle, by_host, by_device)
-    return are_clear(p.tolist(), change, level)
+    return are_clear(np.where(idle, by_host, by_device).tolist(), change, level)
 
 
-def _contribution(
-    sides: _Pair,
-    everything: _Exposed,
-    key: tuple[str, str],
-    places: list[int],
-    changes: Sequence[int],
-    *,
-    total: int,
-    clear: bool,
-) -> Contribution:
-    a, b = everything.a[:, places], everything.b[:, places]
-    mean_a, mean_b = sides.means(a, b)
-    change_ns = sum(changes[place] for place in places)
-    parts = [
-        Part(
-            name=everything.identities[place].name,
-            a_s=seconds(before),
-            b_s=seconds(after),
-            change_s=seconds(changes[place]),
-            change_ns=changes[place],
-        )
-        for place, before, after in zip(places, mean_a.tolist(), mean_b.tolist(), strict=True)
-        if before or after or changes[place]
+def _changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names], variation: float) -> list[NameChange]:
+    """Changes of kernels, or of operators, the largest first."""
+    columns = [group.a for group in groups], [group.b for group in groups]
+    tables = [
+        (_gather(getattr(names[0], table), columns[0]), _gather(getattr(names[1], table), columns[1]))
+        for table in ("calls", "total_ns", "exposed_ns")
     ]
-    return Contribution(
-        share=key[0],
-        name=key[1],
-        a_s=seconds(float(mean_a.sum())),
-        b_s=seconds(float(mean_b.sum())),
-        change_s=seconds(change_ns),
-        change_ns=change_ns,
-        share_of_change=change_ns / total if total else None,
-        clear=clear,
-        a_steps_s=(a.sum(axis=1) / 1e9).tolist(),
-        b_steps_s=(b.sum(axis=1) / 1e9).tolist(),
-        parts=sorted(parts, key=lambda part: (-abs(part.change_ns), part.name)),
-    )
-
-
-class _Compared(NamedTuple):
-    """Calls and durations of groups in both traces."""
-
-    calls: tuple[Table, Table]
-    total: tuple[Table, Table]
-    exposed: tuple[Table, Table]
-
-
-def _kernel_changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[NameChange]:
-    def both(read: Callable[[Names], Table]) -> tuple[Table, Table]:
-        return _gather(read(names[0]), [g.a for g in groups]), _gather(read(names[1]), [g.b for g in groups])
-
-    compared = _Compared(both(lambda n: n.calls), both(lambda n: n.total_ns), both(lambda n: n.exposed_ns))
+    in_device = [
+        [0.0] * len(groups) if table is None else _gather(table, mine)[middle].mean(axis=0).tolist()
+        for table, mine, middle in zip((one.device_ns for one in names), columns, sides.middle, strict=True)
+    ]
     found = []
-    for group, values in zip(groups, _judge(sides, groups, compared, DEVICE_VARIATION), strict=True):
-        operator = next((names[1].operators[place] for place in group.b), None)
-        found.append(
-            NameChange(
-                name=group.identity.name,
-                short_name=short_name(group.identity.name),
-                status=group.status,
-                category=group.identity.category,
-                operator=operator or next((names[0].operators[place] for place in group.a), None),
-                names_a=[names[0].identities[place].name for place in group.a],
-                names_b=[names[1].identities[place].name for place in group.b],
-                **values,
-            )
-        )
-    return _largest_first(found)
-
-
-def _operator_changes(sides: _Pair, a: OperatorNames, b: OperatorNames) -> list[NameChange]:
-    groups = match_names(a.identities, b.identities, lambda only_a, only_b: [])
-
-    def both(read: Callable[[OperatorNames], Table]) -> tuple[Table, Table]:
-        return _gather(read(a), [g.a for g in groups]), _gather(read(b), [g.b for g in groups])
-
-    compared = _Compared(both(lambda n: n.calls), both(lambda n: n.self_ns), both(lambda n: n.exposed_ns))
-    device_a, device_b = (means.tolist() for means in sides.means(*both(lambda n: n.device_ns)))
-    found = []
-    for place, values in enumerate(_judge(sides, groups, compared, HOST_VARIATION)):
-        group = groups[place]
-        name = group.identity.name
-        if name == NO_OPERATOR and not (device_a[place] or device_b[place]):
+    for place, values in enumerate(_judge(sides, groups, *tables, variation=variation)):
+        (_, category, name), ours, theirs = groups[place].identity, groups[place].a, groups[place].b
+        device = [times[place] for times in in_device]
+        if name == NO_OPERATOR and not any(device):
             continue
+        launched_by = [names[1].operators[one] for one in theirs[:1]] + [names[0].operators[one] for one in ours[:1]]
+        has_times = sides.have_devices and not category
         found.append(
             NameChange(
                 name=name,
-                short_name=name,
-                status=group.status,
-                category=None,
-                operator=None,
-                names_a=[name] if group.a else [],
-                names_b=[name] if group.b else [],
-                device_a_s=seconds(device_a[place]) if sides.have_devices else None,
-                device_b_s=seconds(device_b[place]) if sides.have_devices else None,
+                short_name=short_name(name) if category else name,
+                status=groups[place].status,
+                category=category or None,
+                operator=next(filter(None, launched_by), None),
+                names_a=[names[0].identities[one].name for one in ours],
+                names_b=[names[1].identities[one].name for one in theirs],
+                device_a_s=seconds(device[0]) if has_times else None,
+                device_b_s=seconds(device[1]) if has_times else None,
                 **values,
             )
         )
-    return _largest_first(found)
+    return sorted(found, key=lambda one: (-abs(one.change_s), -abs(one.exposed_change_ns), one.name))
 
 
-def _largest_first(changes: list[NameChange]) -> list[NameChange]:
-    return sorted(changes, key=lambda one: (-abs(one.change_s), -abs(one.exposed_change_ns), one.name))
-
-
-def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation: float) -> list[dict[str, Any]]:
-    """The fields that kernels and operators have in common."""
-    calls_a, calls_b = sides.means(*compared.calls)
-    total_a, total_b = sides.means(*compared.total)
+def _judge(
+    sides: _Pair,
+    groups: Sequence[Group],
+    calls: tuple[Table, Table],
+    total: tuple[Table, Table],
+    exposed: tuple[Table, Table],
+    *,
+    variation: float,
+) -> list[dict[str, Any]]:
+    """How calls and durations of each group changed: fields of NameChange."""
+    calls_a, calls_b = sides.means(*calls)
+    total_a, total_b = sides.means(*total)
     with np.errstate(divide="ignore", invalid="ignore"):
-        per_call = [
-            total / np.where(calls > 0, calls, np.nan)
-            for total, calls in zip(compared.total, compared.calls, strict=True)
-        ]
+        per_call = [spent / np.where(count > 0, count, np.nan) for spent, count in zip(total, calls, strict=True)]
         mean_a, mean_b = total_a / calls_a, total_b / calls_b
     has_both = (calls_a > 0) & (calls_b > 0)
     slower = np.where(has_both, mean_b - mean_a, 0.0)
     level = np.where(has_both, np.fmax(mean_a, mean_b), 0.0)
     clear_duration = are_clear(p_values(*per_call, level=level, variation=variation), slower, level)
-    clear_calls = _clear_calls(*compared.calls, calls_a, calls_b)
+    clear_calls = _clear_calls(*calls, calls_a, calls_b)
     from_calls = (calls_b - calls_a) * np.where(calls_a > 0, mean_a, np.where(calls_b > 0, mean_b, 0.0))
     from_duration = np.where(has_both, calls_b * slower, 0.0)
-    exposed = sides.changes_ns(*compared.exposed)
+    exposed_ns = sides.changes_ns(*exposed)
     return [
         {
             "verdict": _name_verdict(
@@ -349,7 +292,7 @@ def _judge(sides: _Pair, groups: Sequence[Group], compared: _Compared, variation
             "change_s": seconds(float(total_b[place] - total_a[place])),
             "from_calls_s": seconds(float(from_calls[place])),
             "from_duration_s": seconds(float(from_duration[place])),
-            "exposed_change_ns": exposed[place],
+            "exposed_change_ns": exposed_ns[place],
         }
         for place, group in enumerate(groups)
     ]
@@ -374,16 +317,13 @@ def _name_verdict(group: Group, *, calls: float, duration: float, by_calls: bool
 
 def _step_verdict(sides: _Pair, change_s: float, noise_s: float, contributions: Sequence[Contribution]) -> Verdict:
     large = abs(change_s) >= MIN_EFFECT * max(sides.step_s)
-    if abs(change_s) >= noise_s or (large and _explains(contributions)):
+    # Whether clear contributions make up most of the change, though the step as a whole varies by as much.
+    least, most = EXPLAINED
+    explained = least < sum(one.share_of_change or 0.0 for one in contributions if one.clear) < most
+    if abs(change_s) >= noise_s or (large and explained):
         return "longer" if change_s > 0 else "shorter"
     few = min(len(sides.a.windows), len(sides.b.windows)) == 1
     return "not enough data" if few and large else "no difference found"
-
-
-def _explains(contributions: Sequence[Contribution]) -> bool:
-    """Whether clear contributions make up most of the change, though the step as a whole varies by as much."""
-    least, most = EXPLAINED
-    return least < sum(one.share_of_change or 0.0 for one in contributions if one.clear) < most
 
 
 def _count(kernels: Sequence[NameChange], operators: Sequence[NameChange]) -> dict[str, int]:

@@ -24,14 +24,25 @@ from stepscope.analyze.step.device_work import (
     Window,
     busy_ns,
     device_label,
+    reaching_in,
 )
 from stepscope.analyze.step.host_activity import ACTIVITY_WORDS, divide_cpu_time
 from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
-from stepscope.analyze.step.intervals import Intervals, complement, length, measure_within, subtract, union
-from stepscope.analyze.step.numbers import Floats, Mask, distinct, number_codes, unique
+from stepscope.analyze.step.intervals import (
+    Intervals,
+    complement,
+    join,
+    length,
+    measure_within,
+    no_intervals,
+    subtract,
+    union,
+)
+from stepscope.analyze.step.numbers import MAD_TO_SD, Floats, Mask, distinct, number_codes, sum_by, unique
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import UsageError
 from stepscope.formats.classify import CATEGORIES, classify_lone_communication, normal_name
+from stepscope.formats.nesting import look_up
 from stepscope.formats.timeline import ANNOTATION, DEVICE_KINDS, MISSING, OPERATOR, PYTHON, RUNTIME, Integers, Timeline
 from stepscope.stats import holm, t_quantile, t_two_sided
 
@@ -57,8 +68,6 @@ program do."""
 ASSUMED_FREEDOM = 4
 """Degrees of freedom where no variation can be seen, because there is one step."""
 
-MAD_TO_SD = 1.4826
-"""From the median deviation to a standard deviation, for normal values."""
 SMALL_SAMPLES = (1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
 """The median deviation of few values is too small by this (Croux and Rousseeuw 1992), by number of values."""
 MAD_EFFICIENCY = 0.4
@@ -187,8 +196,7 @@ class Work(NamedTuple):
     """For each share the time that more important ones take from it."""
 
     def part(self, window: Window) -> slice:
-        first = int(np.searchsorted(self.latest_end, window.start_ns, side="left"))
-        return slice(first, max(first, int(np.searchsorted(self.start, window.end_ns, side="left"))))
+        return reaching_in(self.start, self.latest_end, window)
 
     def exposed(self, window: Window) -> tuple[slice, Integers]:
         """For the rows that reach into the window the nanoseconds of it that are theirs alone."""
@@ -203,13 +211,6 @@ class Work(NamedTuple):
         return part, exposed
 
 
-class IdleTime(NamedTuple):
-    """Idle nanoseconds of one window by label of what the host was doing, one column per share."""
-
-    labels: list[str]
-    spent: Integers
-
-
 class Side:
     """One of the two traces: its steps, and where their time went."""
 
@@ -220,7 +221,11 @@ class Side:
         self.windows = [self.trace.windows[number] for number in self.numbers]
         whole = self.trace.completion_windows
         self.overlapping = any(self.trace.windows[number] != whole[number] for number in self.numbers)
-        self._device = max(self.trace.works, key=self._busy) if self.trace.works else None
+
+        def busy(work: DeviceWork) -> tuple[int, int]:
+            return sum(busy_ns(work, window) for window in self.windows), -work.device
+
+        self._device = max(self.trace.works, key=busy, default=None)
         self.device = NO_DEVICE if self._device is None else device_label(self._device.device)
         one = self._device
         self.work = _cpu_work(self.trace) if one is None else _own_times(one.rows, one.start, one.end, one.share)
@@ -234,24 +239,20 @@ class Side:
         """For each step the rows of `work` that reach into it, and what of its time is theirs alone."""
         return [self.work.exposed(window) for window in self.windows]
 
-    def _busy(self, work: DeviceWork) -> tuple[int, int]:
-        return sum(busy_ns(work, window) for window in self.windows), -work.device
-
-    def idle(self, window: Window) -> IdleTime:
+    def idle(self, window: Window) -> tuple[list[str], Integers]:
+        """Idle nanoseconds of one window by label of what the host was doing, one column per share."""
         if self._device is None:
             return self._cpu_idle(window)
         gaps = find_gaps(self.trace, self._device, window)
         if not len(gaps.spans.start):
-            return IdleTime([], np.zeros((0, len(IDLE_SHARES)), np.int64))
+            return [], np.zeros((0, len(IDLE_SHARES)), np.int64)
         spent = np.stack([gaps.parts[:, list(reasons)].sum(axis=1) for reasons in _REASONS_OF_SHARE], axis=1)
         middle = gaps.spans.start + (gaps.spans.end - gaps.spans.start) // 2
-        codes = self._doing(gaps.thread, middle)
-        different, place = np.unique(codes, return_inverse=True)
-        sums = np.zeros((len(different), len(IDLE_SHARES)), np.int64)
-        np.add.at(sums, place.reshape(-1), spent)
-        return IdleTime([OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums)
+        different, place = np.unique(self._doing(gaps.thread, middle), return_inverse=True)
+        sums = np.stack([sum_by(place, column, len(different)) for column in spent.T], axis=1)
+        return [OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums
 
-    def _cpu_idle(self, window: Window) -> IdleTime:
+    def _cpu_idle(self, window: Window) -> tuple[list[str], Integers]:
         """Time outside operators by what the program did."""
         part = self.work.part(window)
         busy = union(self.work.start[part], self.work.end[part])
@@ -264,7 +265,7 @@ class Side:
             place = list(spent).index(label)
             sums[place, [0, share]] = sums[place, [share, 0]]
         kept = np.flatnonzero(sums.any(axis=1))
-        return IdleTime([list(spent)[place] for place in kept.tolist()], sums[kept])
+        return [list(spent)[place] for place in kept.tolist()], sums[kept]
 
     def _doing(self, thread: Integers, time: Integers) -> Integers:
         """Name of the innermost operator or Python function on the thread; else of its annotation or call."""
@@ -303,8 +304,6 @@ def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) 
             reached = np.maximum.accumulate(end[mine])[:-1]
             own_start[mine[1:]] = np.maximum(start[mine[1:]], reached)
     compute, communication, _ = spans
-    nothing = Intervals(compute.start[:0], compute.end[:0])
-    both = union(np.concatenate((compute.start, communication.start)), np.concatenate((compute.end, communication.end)))
     return Work(
         rows=rows,
         start=start,
@@ -312,7 +311,7 @@ def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) 
         latest_end=np.maximum.accumulate(end) if len(end) else end,
         share=share,
         own_start=own_start,
-        covered_by=(nothing, compute, both),
+        covered_by=(no_intervals(), compute, join((compute, communication))),
     )
 
 
@@ -353,23 +352,17 @@ class Identity(NamedTuple):
 
 
 class Names(NamedTuple):
-    """One trace's names and what they did in each step."""
+    """What one trace's kernels, or its operators, did in each step, by name."""
 
     identities: list[Identity]
     calls: Table
     total_ns: Table
+    """For operators: host time, without the operators inside."""
     exposed_ns: Table
     operators: list[str | None]
     """The operator that launches most of the kernels of a name."""
-
-
-class OperatorNames(NamedTuple):
-    identities: list[Identity]
-    calls: Table
-    self_ns: Table
-    """On the host, without operators inside."""
-    device_ns: Table
-    exposed_ns: Table
+    device_ns: Table | None = None
+    """Device time that an operator launched itself."""
 
 
 def count_work(side: Side) -> tuple[Names, Integers]:
@@ -382,9 +375,7 @@ def count_work(side: Side) -> tuple[Names, Integers]:
     identities, local = _identify(side, different.tolist())
     which = local[place.reshape(-1)] if len(rows) else place
     count = len(identities)
-    exposed = np.zeros((len(side.windows), count))
-    for number, (part, spent) in enumerate(side.exposed):
-        exposed[number] = np.bincount(which[part], weights=spent, minlength=count)
+    exposed = _exposed(side, which, count)
     calls, total = exposed * 0, exposed
     if side.has_device:
         calls = _sums(side, rows, which, count)
@@ -409,16 +400,22 @@ def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     return list(found), np.array(local, np.int64)
 
 
+def _exposed(side: Side, which: Integers, count: int) -> Table:
+    """By step and name, what of the step is its alone; `which` names each row of `side.work`."""
+    exposed: Table = np.zeros((len(side.windows), count))
+    for number, (part, spent) in enumerate(side.exposed):
+        exposed[number] = np.bincount(which[part], weights=spent, minlength=count)
+    return exposed
+
+
 def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any = None) -> Table:
     """By step and name, of what each step launched: the number of rows, or their weights."""
-    numbers = np.array(side.numbers, np.int64)
-    order = np.argsort(numbers)
-    step = side.trace.step[rows]
-    place = np.minimum(np.searchsorted(numbers[order], step), len(numbers) - 1)
-    mine = numbers[order][place] == step
-    cells = order[place[mine]] * count + which[mine]
-    sums = np.bincount(cells, None if weights is None else weights[mine], len(numbers) * count)
-    table: Table = sums.reshape(len(numbers), count).astype(np.float64)
+    steps = len(side.numbers)
+    place = look_up(side.trace.step[rows], np.array(side.numbers, np.int64), np.arange(steps))
+    mine = place >= 0
+    cells = place[mine] * count + which[mine]
+    sums = np.bincount(cells, None if weights is None else weights[mine], steps * count)
+    table: Table = sums.reshape(steps, count).astype(np.float64)
     return table
 
 
@@ -435,27 +432,24 @@ def _main_operators(side: Side, which: Integers, count: int) -> list[str | None]
     return main
 
 
-def count_operators(side: Side) -> OperatorNames:
+def count_operators(side: Side) -> Names:
     """Operators by name, with the device time each launched itself; work that no operator launched has a row too."""
     trace = side.trace
     rows = trace.rows(OPERATOR)
     codes, place = number_codes(trace.name[rows], len(side.timeline.texts))
-    texts = [side.timeline.texts[code] for code in codes]
-    of_row = np.full(len(side.timeline) + 1, len(texts), np.int64)
+    count = len(codes) + 1
+    of_row = np.full(len(side.timeline) + 1, len(codes), np.int64)
     of_row[rows] = place
-    count = len(texts) + 1
     calls = _sums(side, rows, place, count)
     self_ns = _sums(side, rows, place, count, _self_times(side, rows))
-    device_ns, exposed = np.zeros((2, len(side.windows), count))
+    exposed, device_ns = np.zeros((len(side.windows), count)), None
     if side.has_device:
         launched = trace.rows(*DEVICE_KINDS)
         launcher = of_row[innermost_operator(side, launched)]
         device_ns = _sums(side, launched, launcher, count, trace.end[launched] - trace.start[launched])
-        of_work = of_row[innermost_operator(side, side.work.rows)]
-        for number, (part, spent) in enumerate(side.exposed):
-            exposed[number] = np.bincount(of_work[part], weights=spent, minlength=count)
-    identities = [Identity("", "", text) for text in [*texts, NO_OPERATOR]]
-    return OperatorNames(identities, calls, self_ns, device_ns, exposed)
+        exposed = _exposed(side, of_row[innermost_operator(side, side.work.rows)], count)
+    identities = [Identity("", "", text) for text in [*map(trace.text, codes), NO_OPERATOR]]
+    return Names(identities, calls, self_ns, exposed, [None] * count, device_ns)
 
 
 def innermost_operator(side: Side, rows: Integers) -> Integers:
@@ -477,15 +471,10 @@ def _self_times(side: Side, rows: Integers) -> Integers:
 
 def count_idle(side: Side) -> tuple[list[Identity], Table]:
     """Idle time by share and by what the host was doing."""
-    found: dict[Identity, int] = {}
-    idles: list[IdleTime] = [side.idle(window) for window in side.windows]
-    for idle in idles:
-        for label in idle.labels:
-            for share in IDLE_SHARES:
-                found.setdefault(Identity(share, share, label), len(found))
-    table = np.zeros((len(idles), len(found)))
-    for number, idle in enumerate(idles):
-        for place, share in enumerate(IDLE_SHARES):
-            columns = [found[Identity(share, share, label)] for label in idle.labels]
-            table[number, columns] = idle.spent[:, place]
-    return list(found), table
+    idles = [side.idle(window) for window in side.windows]
+    place = {label: number for number, label in enumerate(dict.fromkeys(one for labels, _ in idles for one in labels))}
+    table = np.zeros((len(idles), len(place), len(IDLE_SHARES)))
+    for number, (labels, spent) in enumerate(idles):
+        table[number, [place[label] for label in labels]] = spent
+    identities = [Identity(share, share, label) for label in place for share in IDLE_SHARES]
+    return identities, table.reshape(len(idles), len(identities))

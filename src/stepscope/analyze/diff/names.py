@@ -7,18 +7,20 @@ stats`) have totals by name, without steps, overlap or idle time.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from stepscope.analyze.diff.exposure import Identity, Side, innermost_operator, operators_around
-from stepscope.analyze.diff.records import Status
+from stepscope.analyze.diff.records import Change, Status
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import CATEGORIES, base_name, classify_names, normal_name, short_name
+from stepscope.formats.nesting import nest
 from stepscope.formats.readers.nsys_stats import KernelSummary
 from stepscope.formats.timeline import MISSING, OPERATOR, Integers, Timeline
 
@@ -75,24 +77,29 @@ def pair_renamed(
     their template arguments only.
     """
 
+    a_names, b_names = names
+
     def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
         left_a, left_b = set(only_a), set(only_b)
         found: list[tuple[int, int]] = []
         for key_a, key_b in zip(find_sites(a), find_sites(b), strict=True):
             scores = _shared_calls((key_a, which[0]), (key_b, which[1]), left_a, left_b)
             found += _take_best(scores, names, left_a, left_b)
-        by_base = {
-            (one, other): 1.0
-            for one in left_a
-            for other in left_b
-            if base_name(names[0][one].name) == base_name(names[1][other].name)
-        }
-        # Several variants on one side cannot be told apart by name alone.
-        ours, theirs = [one for one, _ in by_base], [other for _, other in by_base]
-        single = {key: score for key, score in by_base.items() if ours.count(key[0]) == theirs.count(key[1]) == 1}
-        return found + _take_best(single, names, left_a, left_b)
+        variants = pair_variants(a_names, b_names, sorted(left_a), sorted(left_b))
+        return found + [(one, other) for one, other in variants if a_names[one].share == b_names[other].share]
 
     return pair
+
+
+def pair_variants(
+    a: Sequence[Identity], b: Sequence[Identity], only_a: Sequence[int], only_b: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Kernels that differ in their template arguments only. Several variants on one side cannot be told apart."""
+    by_base: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for side, (identities, places) in enumerate(((a, only_a), (b, only_b))):
+        for place in places:
+            by_base[base_name(identities[place].name)][side].append(place)
+    return [(ours[0], theirs[0]) for ours, theirs in by_base.values() if len(ours) == len(theirs) == 1]
 
 
 def _take_best(
@@ -117,7 +124,7 @@ def _shared_calls(
 ) -> dict[tuple[int, int], float]:
     """For names that meet at some place: which share of the calls of both does."""
     counts_a, counts_b = _count_at_sites(*a, left_a), _count_at_sites(*b, left_b)
-    totals_a, totals_b = _totals(counts_a), _totals(counts_b)
+    totals_a, totals_b = (sum(map(Counter, counts.values()), Counter()) for counts in (counts_a, counts_b))
     shared: dict[tuple[int, int], float] = defaultdict(float)
     for site in counts_a.keys() & counts_b.keys():
         for one, calls in counts_a[site].items():
@@ -136,14 +143,6 @@ def _count_at_sites(keys: Integers, which: Integers, wanted: set[int]) -> dict[i
     for (site, name), count in zip(pairs.tolist(), calls.tolist(), strict=True):
         counts[site][name] = count
     return counts
-
-
-def _totals(counts: dict[int, dict[int, int]]) -> dict[int, int]:
-    totals: dict[int, int] = defaultdict(int)
-    for names in counts.values():
-        for name, calls in names.items():
-            totals[name] += calls
-    return totals
 
 
 def find_sites(side: Side) -> tuple[Integers, Integers, Integers]:
@@ -167,16 +166,12 @@ def operator_paths(side: Side) -> Integers:
     above = operators_around(side, rows)
     numbers = _text_numbers(side.timeline, side.trace.name[rows])
     paths = np.zeros(len(side.timeline) + 1, np.int64)
-    ready = above < 0
-    paths[rows[ready]] = numbers[ready]
-    waiting = np.flatnonzero(~ready)
-    while len(waiting):
-        known = paths[above[waiting]] != 0
-        now = waiting[known]
-        if not len(now):
-            break
-        paths[rows[now]] = _mix(paths[above[now]], numbers[now])
-        waiting = waiting[~known]
+    place = np.full(len(side.timeline) + 1, MISSING, np.int64)
+    place[rows] = np.arange(len(rows))
+    outermost, *deeper = nest(place[above]).levels
+    paths[rows[outermost]] = numbers[outermost]
+    for level in deeper:
+        paths[rows[level]] = _mix(paths[above[level]], numbers[level])
     found: Integers = paths
     return found
 
@@ -219,25 +214,12 @@ CALLS_APART = 0.02
 """Difference in the number of calls beyond which two recordings are said to hold different amounts of work."""
 
 
-class SumChange(msgspec.Struct, frozen=True, kw_only=True):
+class SumChange(Change, frozen=True, kw_only=True):
     """A kernel or call in both tables, or in one of them."""
 
-    name: str
-    short_name: str
-    status: Status
     category: str
     calls_a: int
     calls_b: int
-    a_s: float
-    b_s: float
-    change_s: float
-    mean_a_s: float | None
-    mean_b_s: float | None
-    """Mean duration of one call; None where there is none."""
-    from_calls_s: float
-    """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
-    from_duration_s: float
-    """Part of the change because a call takes longer or shorter."""
 
 
 class CategoryChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,18 +297,10 @@ def _sum_by_name(side: KernelSummary) -> list[_Total]:
 
 
 def _changes(a: Sequence[_Total], b: Sequence[_Total]) -> list[SumChange]:
-    def pair(only_a: list[int], only_b: list[int]) -> list[tuple[int, int]]:
-        """Kernels that differ in their template arguments only, where one variant stands on each side."""
-        by_base: dict[str, tuple[list[int], list[int]]] = {}
-        for side, places in enumerate((only_a, only_b)):
-            for place in places:
-                by_base.setdefault(base_name((a, b)[side][place].identity.name), ([], []))[side].append(place)
-        return [(ours[0], theirs[0]) for ours, theirs in by_base.values() if len(ours) == len(theirs) == 1]
-
-    groups = match_names([one.identity for one in a], [one.identity for one in b], pair)
+    names_a, names_b = [one.identity for one in a], [one.identity for one in b]
     return [
         _change(group.identity, group.status, [a[place] for place in group.a], [b[place] for place in group.b])
-        for group in groups
+        for group in match_names(names_a, names_b, partial(pair_variants, names_a, names_b))
     ]
 
 

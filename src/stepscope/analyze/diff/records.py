@@ -47,17 +47,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Whole nanoseconds; the parts of a contribution add up to it exactly."""
 
 
-class Contribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of time adds to the change of the step. All together are the change, exactly."""
+class Contribution(Part, frozen=True, kw_only=True):
+    """What one kind of time adds to the change of the step. All together are the change, exactly. Its name is the
+    category of the kernels, or the share itself for idle time."""
 
     share: str
     """compute, exposed_comm, exposed_copy, host_idle, sync_idle or other_idle, as in a breakdown."""
-    name: str
-    """Category of the kernels, or the share itself for idle time."""
-    a_s: float
-    b_s: float
-    change_s: float
-    change_ns: int
     share_of_change: float | None
     """Above 1 or below 0 where others work against it; None where the step did not change."""
     clear: bool
@@ -68,12 +63,28 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """Largest change first."""
 
 
-class NameChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel or an operator in both traces, or in one of them."""
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One name in both traces, or in one of them."""
 
     name: str
     short_name: str
     status: Status
+    a_s: float
+    b_s: float
+    """Sum of durations: of a step, or of a whole table; of operators on the host, without the operators they call."""
+    mean_a_s: float | None
+    mean_b_s: float | None
+    """Mean duration of one call; None where there is none."""
+    change_s: float
+    from_calls_s: float
+    """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
+    from_duration_s: float
+    """Part of the change because a call takes longer or shorter."""
+
+
+class NameChange(Change, frozen=True, kw_only=True):
+    """A kernel or an operator."""
+
     verdict: NameVerdict
     category: str | None
     """Only kernels have one."""
@@ -85,17 +96,6 @@ class NameChange(msgspec.Struct, frozen=True, kw_only=True):
     calls_a: float
     calls_b: float
     """A step."""
-    a_s: float
-    b_s: float
-    """Sum of durations a step; of operators on the host, without the operators they call."""
-    mean_a_s: float | None
-    mean_b_s: float | None
-    """Mean duration of one call; None where there is none."""
-    change_s: float
-    from_calls_s: float
-    """Part of the change because there are more or fewer calls, at A's duration (B's where it is new)."""
-    from_duration_s: float
-    """Part of the change because a call takes longer or shorter."""
     exposed_change_ns: int
     """Part of the change of the step: the time in which nothing more important ran on the device."""
     device_a_s: float | None = None
@@ -194,29 +194,24 @@ def _say_parts(diff: TraceDiff) -> str:
     against = [one for one in large if (one.change_ns > 0) != up and one.clear]
     said = ""
     if along:
-        first, *others = along[:MOST_NAMED]
-        listed = [f"{format_duration(abs(first.change_s))} of it is {_name(first, diff)}"]
-        listed += [f"{format_duration(abs(one.change_s))} {_name(one, diff)}" for one in others]
+        of = [f" {'of it is ' if one is along[0] else ''}{_name(one, diff)}" for one in along[:MOST_NAMED]]
+        listed = [format_duration(abs(one.change_s)) + name for one, name in zip(along, of, strict=False)]
         said = f": {_and(listed)}"
-    if against:
-        word = "less" if up else "more"
-        listed = [f"{format_duration(abs(one.change_s))} {word} {_name(one, diff)}" for one in against[:MOST_NAMED]]
-        said += f"; against it {_and(listed)}"
-    return said
+    return said + (f"; against it {_list_changes(against, diff)}" if against else "")
 
 
 def _say_exceptions(diff: TraceDiff) -> str:
     """What changed clearly in a step that as a whole did not."""
     clear = [one for one in diff.contributions if one.clear and one.change_ns]
-    if not clear:
-        return ""
-    least = LEAST_NAMED * abs(clear[0].change_ns)
-    listed = [
+    large = [one for one in clear[:MOST_NAMED] if abs(one.change_ns) >= LEAST_NAMED * abs(clear[0].change_ns)]
+    return f"; clear in it: {_list_changes(large, diff)}" if clear else ""
+
+
+def _list_changes(some: Sequence[Contribution], diff: TraceDiff) -> str:
+    return _and([
         f"{format_duration(abs(one.change_s))} {'more' if one.change_ns > 0 else 'less'} {_name(one, diff)}"
-        for one in clear[:MOST_NAMED]
-        if abs(one.change_ns) >= least
-    ]
-    return f"; clear in it: {_and(listed)}"
+        for one in some[:MOST_NAMED]
+    ])  # fmt: skip
 
 
 def _and(parts: Sequence[str]) -> str:

@@ -244,25 +244,30 @@ def _join(
     has_collectives = any(item.calls for item in digests)
     only = chosen.number if asked else None
     matched = match_ranks(digests) if has_collectives or len(answers) > 1 else None
-    across = None
-    if matched is not None:
-        across = explain_ranks(matched, step=only, clocks=clocks, map_step=chosen.number)
+    across = None if matched is None else explain_ranks(matched, step=only, clocks=clocks, map_step=chosen.number)
     steps = list_steps(answers)
     number = report.step if chosen.number is None else chosen.number
     through_all: CriticalPath | None = None
     path_notes: list[str] = []
     if critical is not None and matched is not None and across is not None:
         through_all, path_notes = _path_of_job(timelines, chosen, telling.rank, matched, across.clocks)
+    world, notes = telling.digest.world_size, [*chosen.notes, *report.notes, *failed]
+    if world is not None and world > len(traces):
+        notes.append(
+            f"{len(traces)} of the job's {world} ranks are here: waiting for the others cannot be told from transfer"
+        )
+    repairs = [(answer.rank, describe_damage(answer.repairs)) for answer in answers]
+    damaged = [f"rank {rank}: {text}" if len(answers) > 1 else text for rank, text in repairs if text is not None]
     return JobReport(
         source=str(traces.paths[0] if len(traces) == 1 else traces.paths[0].parent),
-        damage=_list_damage(answers),
+        damage="Incomplete trace: " + "; ".join(damaged) if damaged else None,
         format=telling.format,
         devices=telling.devices,
-        world_size=telling.digest.world_size,
+        world_size=world,
         steps=steps,
         step=number,
         chosen="named by the user" if asked else CHOSEN.format(step=number, count=len(steps)),
-        ranks=[_summarise(answer) for answer in answers],
+        ranks=[msgspec.convert(answer, RankSummary, from_attributes=True) for answer in answers],
         telling_rank=telling.rank,
         detail=report,
         details=[answer.report for answer in answers if answer.report is not None] or [report],
@@ -272,9 +277,7 @@ def _join(
         limits=limits,
         more=compute_more(timeline, None if timeline.step_marker == "none" else own_step),
         unprofiled_step_s=_unprofiled_s(traces, telling.rank),
-        notes=list(
-            dict.fromkeys([*chosen.notes, *report.notes, *failed, *_missing_ranks(traces, telling), *path_notes])
-        ),
+        notes=list(dict.fromkeys([*notes, *path_notes])),
     )
 
 
@@ -313,20 +316,3 @@ def _path_of_job(
         return describe_path(graph), []
     except StepscopeError as error:
         return None, [f"{alone}: {error.message}"]
-
-
-def _list_damage(answers: Sequence[RankAnswer]) -> str | None:
-    found = {answer.rank: damage for answer in answers if (damage := describe_damage(answer.repairs)) is not None}
-    ranked = [f"rank {rank}: {damage}" if len(answers) > 1 else damage for rank, damage in found.items()]
-    return "Incomplete trace: " + "; ".join(ranked) if ranked else None
-
-
-def _summarise(answer: RankAnswer) -> RankSummary:
-    return RankSummary(**{name: getattr(answer, name) for name in RankSummary.__struct_fields__})
-
-
-def _missing_ranks(traces: TraceSet, telling: RankAnswer) -> list[str]:
-    world = telling.digest.world_size
-    if world is None or world <= len(traces):
-        return []
-    return [f"{len(traces)} of the job's {world} ranks are here: waiting for the others cannot be told from transfer"]

@@ -6,12 +6,13 @@ Whatever the engine, the same function runs on the same tasks and the answers co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,8 +25,8 @@ from stepscope.core.errors import MissingDependencyError, StepscopeError, UsageE
 if TYPE_CHECKING:
     from stepscope.formats.timeline import Timeline
 
-Task = TypeVar("Task", bound="HasPath")
 Answer = TypeVar("Answer")
+Answers: TypeAlias = Generator[tuple[int, Answer], None, None]
 Progress = Callable[[int, int], None]
 
 ALONE_UP_TO_BYTES = 64 << 20
@@ -37,16 +38,11 @@ RANKS_A_PROCESS = 64
 """A process is replaced after so many ranks, so that what libraries keep does not add up."""
 
 
-class HasPath(Protocol):
-    @property
-    def path(self) -> str: ...
-
-
 def run_tasks(
-    function: Callable[[Task], Answer],
-    tasks: Sequence[Task],
+    function: Callable[[RankTask], Answer],
+    tasks: Sequence[RankTask],
     *,
-    here: Callable[[Task], Answer] | None = None,
+    here: Callable[[RankTask], Answer] | None = None,
     engine: str | None = None,
     workers: int | None = None,
     on_done: Progress = lambda _done, _of: None,
@@ -57,22 +53,38 @@ def run_tasks(
     """
     if not tasks:
         return []
+    found: dict[int, Answer] = {}
+    with closing(_answers(function, tasks, here or function, engine=engine, workers=workers)) as answers:
+        for place, answer in answers:
+            found[place] = answer
+            on_done(len(found), len(tasks))
+    return [found[place] for place in range(len(tasks))]
+
+
+def _answers(
+    function: Callable[[RankTask], Answer],
+    tasks: Sequence[RankTask],
+    here: Callable[[RankTask], Answer],
+    *,
+    engine: str | None,
+    workers: int | None,
+) -> Answers[Answer]:
+    """Places of tasks and their answers, as they come."""
     if engine is None:
         count = choose_workers(tasks, workers)
-        return (
-            _run_in_pools(function, tasks, count, on_done) if count > 1 else _run_here(here or function, tasks, on_done)
-        )
+        yield from _in_pools(function, tasks, count) if count > 1 else enumerate(map(here, tasks))
+        return
     scheme, _, address = engine.partition("://")
     if scheme == "ray":
-        return _run_on_ray(function, tasks, engine if address else None, on_done)
-    if scheme in ("dask", "tcp", "tls"):
-        return _run_on_dask(function, tasks, f"tcp://{address}" if scheme == "dask" else engine, on_done)
-    raise UsageError(
-        f"there is no engine {engine!r}", hint="ray://HOST:PORT, dask://HOST:PORT, or none for this machine"
-    )
+        yield from _on_ray(function, tasks, engine if address else None)
+    elif scheme in ("dask", "tcp", "tls"):
+        yield from _on_dask(function, tasks, f"tcp://{address}" if scheme == "dask" else engine)
+    else:
+        hint = "ray://HOST:PORT, dask://HOST:PORT, or none for this machine"
+        raise UsageError(f"there is no engine {engine!r}", hint=hint)
 
 
-def choose_workers(tasks: Sequence[HasPath], asked: int | None) -> int:
+def choose_workers(tasks: Sequence[RankTask], asked: int | None) -> int:
     """As many processes as there are cores and as their memory allows."""
     import psutil
 
@@ -86,55 +98,32 @@ def choose_workers(tasks: Sequence[HasPath], asked: int | None) -> int:
     return max(1, min(cores, len(tasks), int(psutil.virtual_memory().available * 0.8 / each)))
 
 
-def _run_here(function: Callable[[Task], Answer], tasks: Sequence[Task], on_done: Progress) -> list[Answer]:
-    answers = []
-    for task in tasks:
-        answers.append(function(task))
-        on_done(len(answers), len(tasks))
-    return answers
-
-
-def _run_in_pools(
-    function: Callable[[Task], Answer], tasks: Sequence[Task], count: int, on_done: Progress
-) -> list[Answer]:
-    found: dict[int, Answer] = {}
-    # A pool's own way to replace its processes (max_tasks_per_child) can hang for ever: a new pool after each batch.
-    batch = count * RANKS_A_PROCESS
-    for first in range(0, len(tasks), batch):
-        places = range(first, min(first + batch, len(tasks)))
-        _run_batch(function, tasks, places, workers=count, found=found, on_done=on_done)
-    return [found[place] for place in range(len(tasks))]
-
-
-def _run_batch(
-    function: Callable[[Task], Answer],
-    tasks: Sequence[Task],
-    places: range,
-    *,
-    workers: int,
-    found: dict[int, Answer],
-    on_done: Progress,
-) -> None:
+def _in_pools(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], workers: int) -> Answers[Answer]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
     # Fresh processes: forking one with threads (polars has some) may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {pool.submit(function, tasks[place]): place for place in places}
-        try:
-            for future in as_completed(futures):
-                found[futures[future]] = future.result()
-                on_done(len(found), len(tasks))
-        except BrokenProcessPool as error:
-            raise StepscopeError(
-                f"a process that analysed traces died ({len(found)} of {len(tasks)} ranks were done)",
-                hint="most likely memory ran out: try --workers 1, or fewer",
-            ) from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    done = 0
+    # A pool's own way to replace its processes (max_tasks_per_child) can hang for ever: a new pool after each batch.
+    for first in range(0, len(tasks), workers * RANKS_A_PROCESS):
+        places = range(len(tasks))[first : first + workers * RANKS_A_PROCESS]
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            futures = {pool.submit(function, tasks[place]): place for place in places}
+            try:
+                for future in as_completed(futures):
+                    answer = future.result()
+                    done += 1
+                    yield futures[future], answer
+            except BrokenProcessPool as error:
+                raise StepscopeError(
+                    f"a process that analysed traces died ({done} of {len(tasks)} ranks were done)",
+                    hint="most likely memory ran out: try --workers 1, or fewer",
+                ) from error
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
 
 def _load(package: str) -> Any:
@@ -145,9 +134,7 @@ def _load(package: str) -> Any:
         raise MissingDependencyError(f"this engine needs the package {package}", hint=hint) from None
 
 
-def _run_on_ray(
-    function: Callable[[Task], Answer], tasks: Sequence[Task], address: str | None, on_done: Progress
-) -> list[Answer]:
+def _on_ray(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], address: str | None) -> Answers[Answer]:
     ray = _load("ray")
     mine = not ray.is_initialized()
     if mine:
@@ -155,30 +142,21 @@ def _run_on_ray(
     try:
         remote = ray.remote(function)
         waiting = {remote.remote(task): place for place, task in enumerate(tasks)}
-        found: dict[int, Answer] = {}
         while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1)
-            place = waiting.pop(ready[0])
-            found[place] = _unwrap_ray(ray, ready[0])
-            on_done(len(found), len(tasks))
+            (ready,), _ = ray.wait(list(waiting), num_returns=1)
+            try:
+                answer = ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                # Errors come wrapped with the text of a remote traceback; ours are told as they are.
+                cause = getattr(error, "cause", None)
+                raise cause if isinstance(cause, StepscopeError) else error from None
+            yield waiting.pop(ready), answer
     finally:
         if mine:
             ray.shutdown()
-    return [found[place] for place in range(len(tasks))]
 
 
-def _unwrap_ray(ray: Any, reference: Any) -> Any:
-    """Errors come wrapped with the text of a remote traceback; ours are told as they are."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        cause = getattr(error, "cause", None)
-        raise cause if isinstance(cause, StepscopeError) else error from None
-
-
-def _run_on_dask(
-    function: Callable[[Task], Answer], tasks: Sequence[Task], address: str, on_done: Progress
-) -> list[Answer]:
+def _on_dask(function: Callable[[RankTask], Answer], tasks: Sequence[RankTask], address: str) -> Answers[Answer]:
     dask = _load("distributed")
     try:
         client = dask.Client(address, timeout=10)
@@ -189,11 +167,8 @@ def _run_on_dask(
         ) from error
     with client:
         futures = {client.submit(function, task, pure=False): place for place, task in enumerate(tasks)}
-        found: dict[int, Answer] = {}
         for future in dask.as_completed(list(futures)):
-            found[futures[future]] = future.result()
-            on_done(len(found), len(tasks))
-    return [found[place] for place in range(len(tasks))]
+            yield futures[future], future.result()
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +203,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What was repaired while reading the trace."""
 
 
+_FROM_BREAKDOWN = ("step_s", "breakdown_s", "device_busy_s", "kernels", "copies", "device")
+
+
 class RankAnswer(RankSummary, frozen=True, kw_only=True):
     """The summary, and what else the whole job needs of a rank."""
 
@@ -253,18 +231,15 @@ def explain_rank(task: RankTask, timeline: Timeline | None = None) -> RankAnswer
     step = _own_step(timeline, task.step, or_another=task.or_another)
     report = explain_step(timeline, step) if task.in_full else None
     breakdown = report.breakdown if report is not None else break_down(timeline, step)
+    devices: Any = timeline.metadata.get("devices") or []
+    names = (device.get("name") for device in devices if isinstance(device, dict))
     return RankAnswer(
         rank=task.rank,
         source=task.path,
         format=str(timeline.metadata.get("format", "")),
-        devices=_device_names(timeline),
+        devices=list(dict.fromkeys(str(name) for name in names if name)),
         step=breakdown.step if breakdown.step is not None else 0,
-        step_s=breakdown.step_s,
-        breakdown_s=breakdown.breakdown_s,
-        device_busy_s=breakdown.device_busy_s,
-        kernels=breakdown.kernels,
-        copies=breakdown.copies,
-        device=breakdown.device,
+        **{name: getattr(breakdown, name) for name in _FROM_BREAKDOWN},
         hidden_comm_share=breakdown.overlap.hidden_share,
         repairs=dict(timeline.repairs),
         digest=digest(timeline),
@@ -279,9 +254,3 @@ def _own_step(timeline: Timeline, step: int | None, *, or_another: bool) -> int 
     if or_another:
         return view(timeline).median_step()
     raise UsageError(f"rank {timeline.rank} has no step {step}", hint=f"its steps: {list_numbers(numbers)}")
-
-
-def _device_names(timeline: Timeline) -> list[str]:
-    devices: Any = timeline.metadata.get("devices") or []
-    names = (device.get("name") for device in devices if isinstance(device, dict))
-    return list(dict.fromkeys(str(name) for name in names if name))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from stepscope.analyze.network.pair_matrix import Layout, Pair, PairMatrix, Quantity, Suspect, list_links, list_suspects
@@ -35,12 +36,12 @@ def find_usual(values: Sequence[float]) -> Usual:
     ordered = sorted(values)
     core = _densest(ordered)
     for _ in range(len(ordered)):
-        centre, spread = _centre_and_spread(core)
+        centre, spread = _usual_of(core)
         grown = [value for value in ordered if abs(value - centre) <= _REACH * spread]
         if grown == core:
             break
         core = grown
-    return Usual(*_centre_and_spread(core))
+    return _usual_of(core)
 
 
 def _densest(ordered: Sequence[float]) -> list[float]:
@@ -52,10 +53,10 @@ def _densest(ordered: Sequence[float]) -> list[float]:
     return list(ordered[first : first + count])
 
 
-def _centre_and_spread(ordered: Sequence[float]) -> tuple[float, float]:
+def _usual_of(ordered: Sequence[float]) -> Usual:
     centre = quantile_sorted(ordered, 0.5)
     deviation = quantile_sorted(sorted(abs(value - centre) for value in ordered), 0.5)
-    return centre, max(LEAST_SPREAD, 1.4826 * deviation)
+    return Usual(centre, max(LEAST_SPREAD, 1.4826 * deviation))
 
 
 _CLEAR = 0.9
@@ -86,35 +87,27 @@ def find_tiers(slowness: Mapping[Pair, float], slow_above: float, unit_of: Calla
     for unit in sorted(alone):
         group_of[unit] = _nearest_group(unit, near, group_of, alone)
     far = {pair for pair in slowness if group_of[unit_of(pair[0])] != group_of[unit_of(pair[1])]}
-    if not _is_clear(slowness, slow_above, far, lambda rank: unit_of(rank) in alone):
-        return None
-    groups: dict[str, set[int]] = {}
-    for pair in slowness:
-        for rank in pair:
-            groups.setdefault(group_of[unit_of(rank)], set()).add(rank)
-    return Tiers(sorted(tuple(sorted(ranks)) for ranks in groups.values()), frozenset(far))
-
-
-def _is_clear(
-    slowness: Mapping[Pair, float], slow_above: float, far: set[Pair], is_alone: Callable[[int], bool]
-) -> bool:
-    judged = {pair: value for pair, value in slowness.items() if not (is_alone(pair[0]) or is_alone(pair[1]))}
+    judged = {pair: value for pair, value in slowness.items() if alone.isdisjoint(map(unit_of, pair))}
     apart = [value > slow_above for pair, value in judged.items() if pair in far]
     inside = [value <= slow_above for pair, value in judged.items() if pair not in far]
-    return all(sides and sum(sides) >= _CLEAR * len(sides) for sides in (apart, inside))
+    if not all(sides and sum(sides) >= _CLEAR * len(sides) for sides in (apart, inside)):
+        return None
+    groups: dict[str, set[int]] = defaultdict(set)
+    for rank in chain.from_iterable(slowness):
+        groups[group_of[unit_of(rank)]].add(rank)
+    return Tiers(sorted(tuple(sorted(ranks)) for ranks in groups.values()), frozenset(far))
 
 
 def _fold(slowness: Mapping[Pair, float], unit_of: Callable[[int], str]) -> dict[tuple[str, str], float]:
     """The slower direction's median between every two units."""
-    blocks: dict[tuple[str, str], list[float]] = {}
+    blocks: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (source, target), value in slowness.items():
-        blocks.setdefault((unit_of(source), unit_of(target)), []).append(value)
+        blocks[unit_of(source), unit_of(target)].append(value)
     folded: dict[tuple[str, str], float] = {}
     for (a, b), values in blocks.items():
-        middle = median(values)
-        if a != b and middle is not None:
+        if a != b:
             ends = (min(a, b), max(a, b))
-            folded[ends] = max(middle, folded.get(ends, middle))
+            folded[ends] = max(_middle(values), folded.get(ends, -math.inf))
     return folded
 
 
@@ -131,11 +124,11 @@ def _connect(near: Mapping[tuple[str, str], float], slow_above: float) -> dict[s
 def _nearest_group(
     unit: str, near: Mapping[tuple[str, str], float], group_of: Mapping[str, str], alone: set[str]
 ) -> str:
-    distances: dict[str, list[float]] = {}
+    distances: dict[str, list[float]] = defaultdict(list)
     for (a, b), value in near.items():
         other = b if a == unit else a if b == unit else None
         if other is not None and other not in alone:
-            distances.setdefault(group_of[other], []).append(value)
+            distances[group_of[other]].append(value)
     return min(distances, key=lambda name: _middle(distances[name]), default=group_of[unit])
 
 
@@ -177,17 +170,17 @@ class Cause(NamedTuple):
 
 
 def read_cells(matrix: PairMatrix, quantity: Quantity) -> dict[Pair, Cell]:
+    values, intervals = matrix.latency_s, matrix.latency_interval_s
+    if quantity == "bandwidth":
+        values, intervals = matrix.bandwidth_bytes_per_s, matrix.bandwidth_interval_bytes_per_s
+    sign = 1 if quantity == "latency" else -1
     cells = {}
     for i, source in enumerate(matrix.ranks):
         for j, target in enumerate(matrix.ranks):
-            if quantity == "latency":
-                value, interval = matrix.latency_s[i][j], matrix.latency_interval_s[i][j]
-                if value is not None and interval is not None:
-                    cells[source, target] = Cell(math.log(value), math.log(interval.low))
-            else:
-                value, interval = matrix.bandwidth_bytes_per_s[i][j], matrix.bandwidth_interval_bytes_per_s[i][j]
-                if value is not None and interval is not None:
-                    cells[source, target] = Cell(-math.log(value), -math.log(interval.high))
+            value, interval = values[i][j], intervals[i][j]
+            if value is not None and interval is not None:
+                fast = interval.low if quantity == "latency" else interval.high
+                cells[source, target] = Cell(sign * math.log(value), sign * math.log(fast))
     return cells
 
 
@@ -250,11 +243,8 @@ def _best_of_several(state: _State, suspects: Iterable[Suspect]) -> Cause | None
     """The suspect with several pairs that leaves the least unexplained. Of equals the first."""
     best: Cause | None = None
     most = 0.0
-    for suspect in suspects:
-        if not state.may_be_slow(suspect):
-            continue
-        cause = _judge(state, suspect)
-        if cause is None:
+    for suspect in filter(state.may_be_slow, suspects):
+        if (cause := _judge(state, suspect)) is None:
             continue
         explained = math.fsum(
             abs(value) - abs(value - cause.effect)
@@ -375,7 +365,7 @@ def _effects(
     for quantity, measured in cells.items():
         ends = [[measured[pair].value for pair in side if pair in measured] for side in (near, far)]
         if all(ends):
-            effect = find_usual(ends[1]).centre - find_usual(ends[0]).centre
-            if effect >= LEAST_EFFECT:
+            near_usual, far_usual = map(find_usual, ends)
+            if (effect := far_usual.centre - near_usual.centre) >= LEAST_EFFECT:
                 effects[quantity] = effect
     return effects

@@ -15,8 +15,6 @@ from stepscope.records.kinds import PairObserved, PairSpec
 from stepscope.stats import median, median_interval
 from stepscope.store import MeasuredCase
 
-"""The benchmark's model of a case that measured one ordered pair of ranks."""
-
 SMALL_BYTES = 16 << 10
 """Where only one size was measured: up to this its time is the latency, above it gives the bandwidth."""
 
@@ -112,9 +110,10 @@ def read_pair_matrices(cases: Iterable[MeasuredCase]) -> list[PairMatrix]:
     """One a benchmark and set of other parameters (dtype, device), in the order of first appearance."""
     groups: dict[tuple[str, ...], list[_PairCase]] = {}
     for measured in cases:
-        if (found := _read_pair_case(measured)) is not None:
-            case = measured.result.case
-            groups.setdefault((case.benchmark.id, *map(str, found.shared.values())), []).append(found)
+        case, spec = measured.result.case, measured.result.case.spec
+        if (pair := find_pair(spec)) is not None and isinstance(spec, PairSpec):
+            found = _PairCase(pair, spec.size_bytes, {"dtype": spec.dtype, "device": spec.device}, measured)
+            groups.setdefault((case.benchmark.id, spec.dtype, spec.device), []).append(found)
     return [_build_matrix(group) for group in groups.values()]
 
 
@@ -125,17 +124,12 @@ def find_pair(spec: Spec) -> Pair | None:
     return (spec.source, spec.target) if spec.source != spec.target else None
 
 
-def _read_pair_case(measured: MeasuredCase) -> _PairCase | None:
-    spec = measured.result.case.spec
-    pair = find_pair(spec)
-    if pair is None or not isinstance(spec, PairSpec):
-        return None
-    return _PairCase(pair, spec.size_bytes, {"dtype": spec.dtype, "device": spec.device}, measured)
-
-
 def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
     ranks = sorted({rank for found in group for rank in found.pair})
-    small, large = _choose_sizes({found.size_bytes for found in group})
+    # The smallest for latency and the largest for bandwidth.
+    sizes = {found.size_bytes for found in group}
+    small: int | None = min(sizes) if len(sizes) > 1 or min(sizes) <= SMALL_BYTES else None
+    large: int | None = max(sizes) if len(sizes) > 1 or small is None else None
     measured = {(found.pair, found.size_bytes): _measure(found.case) for found in group}
     latency = {pair: value for (pair, size), value in measured.items() if size == small and value is not None}
     transfer = {pair: value for (pair, size), value in measured.items() if size == large and value is not None}
@@ -158,14 +152,6 @@ def _build_matrix(group: Sequence[_PairCase]) -> PairMatrix:
         ),
         failures=_read_failures(group),
     )
-
-
-def _choose_sizes(sizes: set[int]) -> tuple[int | None, int | None]:
-    """The smallest for latency and the largest for bandwidth."""
-    if len(sizes) == 1:
-        (size,) = sizes
-        return (size, None) if size <= SMALL_BYTES else (None, size)
-    return min(sizes), max(sizes)
 
 
 def _measure(measured: MeasuredCase) -> _Measured | None:
@@ -242,6 +228,7 @@ Kind = Literal[
     "tiers", "failed",
 ]  # fmt: skip
 
+ONE_WAY = frozenset({"slow_sender", "slow_receiver"})
 Scope = Literal["outside", "inside", "everywhere"]
 """Which pairs are concerned: those with other hosts, those inside one host, or both."""
 
@@ -298,45 +285,46 @@ class Layout:
 
 
 def list_suspects(layout: Layout) -> list[Suspect]:
-    """Hosts, NICs and ranks. Of two with the same pairs only the first is kept: the larger thing."""
-    hosts = list(layout.on_host)
-    both, one_way = list[Suspect](), list[Suspect]()
-    for host in hosts:
-        ranks = layout.on_host[host]
-        both += _both_ways(layout, "slow_host", ranks, None, ("outside", "everywhere", "inside"))
-        one_way += _one_way(layout, ranks, None, ("outside",))
+    """Hosts, NICs and ranks, both ways, then one way. Of two with the same pairs only the first is kept: the larger
+    thing."""
+    outside: tuple[Scope, ...] = ("outside",)
+    of_host: tuple[Scope, ...] = ("outside", "everywhere", "inside")
+    everywhere: tuple[Scope, ...] = ("everywhere", "outside", "inside")
+    found: list[Suspect] = []
+    for host, ranks in layout.on_host.items():
+        found += _suspects(layout, "slow_host", ranks, None, both_ways=of_host, one_way=outside)
         for nic, sharing in layout.nics_of(host).items():
-            both += _both_ways(layout, "slow_nic", sharing, nic, ("outside",))
-            one_way += _one_way(layout, sharing, nic, ("outside",))
+            found += _suspects(layout, "slow_nic", sharing, nic, both_ways=outside, one_way=outside)
     for rank in layout.ranks:
-        both += _both_ways(layout, "slow_rank", (rank,), None, ("everywhere", "outside", "inside"))
-        one_way += _one_way(layout, (rank,), None, ("everywhere", "outside", "inside"))
-    return _without_twins(suspect for suspect in (*both, *one_way) if suspect.size())
+        found += _suspects(layout, "slow_rank", (rank,), None, both_ways=everywhere, one_way=everywhere)
+    found.sort(key=lambda suspect: suspect.kind in ONE_WAY)
+    return _without_twins(suspect for suspect in found if suspect.size())
 
 
-def _both_ways(
-    layout: Layout, kind: Kind, ranks: tuple[int, ...], nic: str | None, scopes: tuple[Scope, ...]
+def _suspects(
+    layout: Layout,
+    kind: Kind,
+    ranks: tuple[int, ...],
+    nic: str | None,
+    *,
+    both_ways: tuple[Scope, ...],
+    one_way: tuple[Scope, ...],
 ) -> Iterator[Suspect]:
     host = layout.host[ranks[0]]
-    away, near = _others(layout, host, ranks)
+    away = tuple(rank for rank in layout.ranks if layout.host[rank] != host)
+    near = tuple(rank for rank in layout.on_host[host] if rank not in ranks)
+    on_host = len(ranks) + len(near)
     outside: tuple[Block, ...] = ((ranks, away), (away, ranks))
     within: tuple[Block, ...] = ((ranks, ranks), (ranks, near), (near, ranks))
     blocks = {"outside": outside, "inside": within, "everywhere": (*outside, *within)}
-    for scope in scopes:
-        if _can_be_told(layout, kind == "slow_host", scope, len(ranks) + len(near)):
-            yield Suspect(kind, ranks, (host,), nic, scope, blocks[scope])
-
-
-def _one_way(layout: Layout, ranks: tuple[int, ...], nic: str | None, scopes: tuple[Scope, ...]) -> Iterator[Suspect]:
-    host = layout.host[ranks[0]]
-    away, near = _others(layout, host, ranks)
     others = {"outside": away, "inside": near, "everywhere": (*away, *near)}
-    whole_host = not near and nic is None
-    for scope in scopes:
-        if not _can_be_told(layout, whole_host, scope, len(ranks) + len(near)):
-            continue
-        yield Suspect("slow_sender", ranks, (host,), nic, scope, ((ranks, others[scope]),))
-        yield Suspect("slow_receiver", ranks, (host,), nic, scope, ((others[scope], ranks),))
+    for scope in both_ways:
+        if _can_be_told(layout, kind == "slow_host", scope, on_host):
+            yield Suspect(kind, ranks, (host,), nic, scope, blocks[scope])
+    for scope in one_way:
+        if _can_be_told(layout, not near and nic is None, scope, on_host):
+            yield Suspect("slow_sender", ranks, (host,), nic, scope, ((ranks, others[scope]),))
+            yield Suspect("slow_receiver", ranks, (host,), nic, scope, ((others[scope], ranks),))
 
 
 def _can_be_told(layout: Layout, whole_host: bool, scope: Scope, on_host: int) -> bool:
@@ -344,12 +332,6 @@ def _can_be_told(layout: Layout, whole_host: bool, scope: Scope, on_host: int) -
     if scope == "inside":
         return on_host > 2 and (not whole_host or len(layout.on_host) > 1)
     return not whole_host or len(layout.on_host) > 2
-
-
-def _others(layout: Layout, host: str, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ranks on other hosts, and further ranks on this one."""
-    away = tuple(rank for rank in layout.ranks if layout.host[rank] != host)
-    return away, tuple(rank for rank in layout.on_host[host] if rank not in ranks)
 
 
 def _without_twins(suspects: Iterable[Suspect]) -> list[Suspect]:

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.analyze.network.explain import Cause, Split, classify, explain, read_cells
 from stepscope.analyze.network.pair_matrix import (
+    ONE_WAY,
     QUANTITIES,
     Kind,
     Layout,
@@ -25,7 +26,6 @@ from stepscope.analyze.network.pair_matrix import (
 from stepscope.core.units import count_of, format_share, format_significant
 
 BOTH_WAYS = frozenset({"slow_host", "slow_nic", "slow_rank"})
-ONE_WAY = frozenset({"slow_sender", "slow_receiver"})
 LINKS = frozenset({"bad_link", "asymmetric_pair"})
 
 
@@ -55,11 +55,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_ratio if quantity == "latency" else self.bandwidth_ratio
 
 
-class _Named(NamedTuple):
-    quantity: Quantity
-    cause: Cause
-
-
 def find_outliers(matrix: PairMatrix) -> list[Finding]:
     """Failed pairs first, then what is slow, the most evidence first; groups that are merely far apart come last.
 
@@ -70,25 +65,23 @@ def find_outliers(matrix: PairMatrix) -> list[Finding]:
     layout = Layout(matrix)
     cells = {quantity: read_cells(matrix, quantity) for quantity in QUANTITIES}
     classes, splits = classify(cells, layout)
-    causes = [
-        _Named(quantity, cause) for quantity, measured in cells.items() for cause in explain(measured, classes, layout)
-    ]
+    causes = [(quantity, cause) for quantity, measured in cells.items() for cause in explain(measured, classes, layout)]
     return [*_find_failed(matrix, layout), *_find_slow(matrix, causes), *(_tiers(matrix, split) for split in splits)]
 
 
-def _find_slow(matrix: PairMatrix, causes: Sequence[_Named]) -> list[Finding]:
+def _find_slow(matrix: PairMatrix, causes: Sequence[tuple[Quantity, Cause]]) -> list[Finding]:
     """What both quantities blame is one finding. Who is slow both ways is not named again for one of them."""
-    slow_ranks = {named.cause.suspect.ranks for named in causes if named.cause.suspect.kind in BOTH_WAYS}
-    grouped: dict[tuple[object, ...], list[_Named]] = {}
-    for named in causes:
-        suspect = named.cause.suspect
+    slow_ranks = {cause.suspect.ranks for _, cause in causes if cause.suspect.kind in BOTH_WAYS}
+    grouped: dict[tuple[object, ...], list[tuple[Quantity, Cause]]] = {}
+    for quantity, cause in causes:
+        suspect = cause.suspect
         if suspect.kind not in ONE_WAY or suspect.ranks not in slow_ranks:
-            grouped.setdefault((suspect.kind, suspect.ranks, suspect.nic), []).append(named)
+            grouped.setdefault((suspect.kind, suspect.ranks, suspect.nic), []).append((quantity, cause))
     findings = [_slow_finding(matrix, said) for said in grouped.values()]
     return sorted(findings, key=lambda finding: -finding.evidence)
 
 
-def _slow_finding(matrix: PairMatrix, said: Sequence[_Named]) -> Finding:
+def _slow_finding(matrix: PairMatrix, said: Sequence[tuple[Quantity, Cause]]) -> Finding:
     # What was blamed twice by one quantity is so slow that once did not explain it.
     logs: dict[Quantity, float] = {}
     for quantity, cause in said:
@@ -97,10 +90,10 @@ def _slow_finding(matrix: PairMatrix, said: Sequence[_Named]) -> Finding:
     seen = {(quantity, pair) for quantity, cause in said for pair in cause.pairs}
     pairs = sorted({pair for _, pair in seen})
     scopes = {cause.suspect.scope for _, cause in said}
-    suspect = said[0].cause.suspect
+    suspect = said[0][1].suspect
     if len(scopes) > 1:
         suspect = suspect._replace(scope="everywhere")
-    sentence, next_step = describe_slow(suspect, effects, len(pairs))
+    counted = count_of(len(pairs), "pair")
     return Finding(
         kind=suspect.kind,
         ranks=list(suspect.ranks),
@@ -110,16 +103,15 @@ def _slow_finding(matrix: PairMatrix, said: Sequence[_Named]) -> Finding:
         bandwidth_ratio=effects.bandwidth_ratio,
         pairs=pairs,
         evidence=len(seen),
-        sentence=sentence,
-        next_step=next_step,
+        sentence=f"{_who(suspect)} {_what(suspect)}: {_how_much(effects)} ({counted})",
+        next_step=_STEPS[suspect.scope].get(suspect.kind) or _STEPS_ANYWHERE[suspect.kind],
     )
 
 
 def _effects(matrix: PairMatrix, logs: dict[Quantity, float]) -> Effect:
-    latency, bandwidth = logs.get("latency"), logs.get("bandwidth")
     return Effect(
-        latency_ratio=math.exp(latency) if latency is not None else None,
-        bandwidth_ratio=math.exp(-bandwidth) if bandwidth is not None else None,
+        latency_ratio=math.exp(logs["latency"]) if "latency" in logs else None,
+        bandwidth_ratio=math.exp(-logs["bandwidth"]) if "bandwidth" in logs else None,
         has_latency=matrix.small_bytes is not None,
         has_bandwidth=matrix.large_bytes is not None,
     )
@@ -166,7 +158,9 @@ def _find_failed(matrix: PairMatrix, layout: Layout) -> list[Finding]:
 
 
 def _failed_finding(suspect: Suspect, pairs: list[Pair], message: str) -> Finding:
-    sentence, next_step = describe_failed(suspect, len(pairs), message)
+    way = {"slow_sender": " from", "slow_receiver": " to"}.get(suspect.kind, " to or from")
+    is_link = suspect.kind in LINKS
+    said = f"{_who(suspect)} gave no" if is_link else f"no message{way} {_who(suspect)} gave a"
     return Finding(
         kind="failed",
         ranks=list(suspect.ranks),
@@ -174,8 +168,9 @@ def _failed_finding(suspect: Suspect, pairs: list[Pair], message: str) -> Findin
         nic=suspect.nic,
         pairs=pairs,
         evidence=len(pairs),
-        sentence=sentence,
-        next_step=next_step,
+        sentence=f"{said} good result ({count_of(len(pairs), 'pair')}; {message})",
+        next_step="look at the failed cases, then whether the two ends reach each other at all: address, port, "
+        "firewall, cable",
     )
 
 
@@ -198,27 +193,6 @@ class Effect(NamedTuple):
     has_latency: bool
     """Whether it was measured: only then can it be as usual."""
     has_bandwidth: bool
-
-
-def describe_slow(suspect: Suspect, effect: Effect, pairs: int) -> tuple[str, str]:
-    counted = count_of(pairs, "pair")
-    step = _STEPS.get((suspect.kind, suspect.scope)) or _STEPS_ANYWHERE[suspect.kind]
-    return f"{_who(suspect)} {_what(suspect)}: {_how_much(effect)} ({counted})", step
-
-
-def describe_failed(suspect: Suspect, pairs: int, message: str) -> tuple[str, str]:
-    counted = count_of(pairs, "pair")
-    if suspect.kind in {"bad_link", "asymmetric_pair"}:
-        said = f"{_who(suspect)} gave no good result"
-    else:
-        way = {"slow_sender": " from", "slow_receiver": " to"}.get(suspect.kind, " to or from")
-        said = f"no message{way} {_who(suspect)} gave a good result"
-    return f"{said} ({counted}; {message})", _REACH_STEP
-
-
-_REACH_STEP = (
-    "look at the failed cases, then whether the two ends reach each other at all: address, port, firewall, cable"
-)
 
 
 def describe_tiers(groups: Sequence[Sequence[int]], host: Mapping[int, str], effect: Effect) -> tuple[str, str]:
@@ -247,7 +221,7 @@ def _list_names(names: Sequence[str]) -> str:
 def _who(suspect: Suspect) -> str:
     several = len(suspect.ranks) > 1
     ranks = f"rank {suspect.ranks[0]}" if not several else f"ranks {_list_names(list(map(str, suspect.ranks)))}"
-    if suspect.kind in {"bad_link", "asymmetric_pair"}:
+    if suspect.kind in LINKS:
         return _link_name(suspect)
     host = suspect.hosts[0]
     if suspect.nic is not None:
@@ -268,13 +242,13 @@ def _link_name(suspect: Suspect) -> str:
 
 
 def _what(suspect: Suspect) -> str:
-    if suspect.kind == "bad_link":
-        return "is a slow link"
-    if suspect.kind == "asymmetric_pair":
-        return "is slow in this direction only"
-    verb = {"slow_sender": "sends slowly", "slow_receiver": "receives slowly"}.get(suspect.kind, "is slow")
-    way = {"slow_sender": "to", "slow_receiver": "from"}.get(suspect.kind, "to and from")
-    return f"{verb} {way} {_WHOM[suspect.scope]}"
+    words = {
+        "bad_link": "is a slow link",
+        "asymmetric_pair": "is slow in this direction only",
+        "slow_sender": f"sends slowly to {_WHOM[suspect.scope]}",
+        "slow_receiver": f"receives slowly from {_WHOM[suspect.scope]}",
+    }
+    return words.get(suspect.kind, f"is slow to and from {_WHOM[suspect.scope]}")
 
 
 _WHOM: dict[Scope, str] = {
@@ -300,25 +274,15 @@ def _how_much(effect: Effect) -> str:
     return ", ".join(parts)
 
 
-_STEPS: dict[tuple[Kind, Scope], str] = {
-    ("slow_host", "everywhere"): "look at the host itself: clocks, power limit, other work (stepscope doctor there)",
-    (
-        "slow_host",
-        "inside",
-    ): "look inside the host: PCIe and NVLink state, NUMA binding, memory (stepscope doctor there)",
-    ("slow_rank", "outside"): "look at this rank's way to the NIC: NUMA binding, PCIe path, which NIC it is given",
-    (
-        "slow_rank",
-        "inside",
-    ): "look at the device's links inside the host: nvidia-smi nvlink -s, PCIe width, NUMA binding",
-    (
-        "bad_link",
-        "inside",
-    ): "look at what connects the two inside the host: nvidia-smi topo -m, PCIe width, NUMA binding",
-    (
-        "asymmetric_pair",
-        "inside",
-    ): "measure this pair again; if it stays, look at PCIe width and NUMA binding of both ends",
+_STEPS: dict[Scope, dict[Kind, str]] = {
+    "everywhere": {"slow_host": "look at the host itself: clocks, power limit, other work (stepscope doctor there)"},
+    "outside": {"slow_rank": "look at this rank's way to the NIC: NUMA binding, PCIe path, which NIC it is given"},
+    "inside": {
+        "slow_host": "look inside the host: PCIe and NVLink state, NUMA binding, memory (stepscope doctor there)",
+        "slow_rank": "look at the device's links inside the host: nvidia-smi nvlink -s, PCIe width, NUMA binding",
+        "bad_link": "look at what connects the two inside the host: nvidia-smi topo -m, PCIe width, NUMA binding",
+        "asymmetric_pair": "measure this pair again; if it stays, look at PCIe width and NUMA binding of both ends",
+    },
 }
 
 _STEPS_ANYWHERE: dict[Kind, str] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -12,17 +11,14 @@ import numpy as np
 
 from stepscope.analyze.ranks.digest import RankDigest, digest, pair_steps
 from stepscope.analyze.ranks.matching import Matching, match, order_digests
-from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums
+from stepscope.analyze.step.numbers import MAD_TO_SD, Floats, Mask, Whole, run_medians, run_sums
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
-from stepscope.formats.timeline import Span, Timeline
+from stepscope.formats.timeline import Timeline
 
 LEAST_CALLS = 3
 """With fewer, nothing can be said about how well they agree."""
-
-ROBUST = 1.4826
-"""Median absolute deviation to standard deviation, for normal noise."""
 
 _ITERATIONS = 2000
 
@@ -73,17 +69,10 @@ def find_clocks(matching: Matching, resolution_ns: int = 1) -> Clocks:
     else:
         offset = _solve(pairs, ranks)
     spread = _spread(pairs, offset, ranks)
-    entries = [
-        _entry(
-            int(matching.ranks[i]),
-            float(offset[i]),
-            float(spread[i]),
-            int(pairs.taken_part[i]),
-            resolution_ns,
-            is_first=i == 0,
-        )
-        for i in range(ranks)
-    ]
+    columns = (matching.ranks, offset, spread, pairs.taken_part)
+    entries = [_entry(resolution_ns, *cells) for cells in zip(*(column.tolist() for column in columns), strict=True)]
+    if entries:
+        entries[0] = msgspec.structs.replace(entries[0], usable=False, reason="it is the reference")
     usable = [entry for entry in entries if entry.usable]
     return Clocks(
         reference=int(matching.ranks[0]) if ranks else None,
@@ -177,30 +166,21 @@ def _spread(pairs: _Pairs, offset: Floats, ranks: int) -> Floats:
     known = ~np.isnan(rest)
     spread = run_medians(rest[known], pairs.rank[known], ranks)
     as_hub = run_medians(rest[known], pairs.hub[known], ranks)
-    return ROBUST * np.where(np.isnan(spread), as_hub, spread)
+    return MAD_TO_SD * np.where(np.isnan(spread), as_hub, spread)
 
 
-def _entry(
-    rank: int, offset_ns: float, spread_ns: float, calls: int, resolution_ns: int, *, is_first: bool
-) -> ClockOffset:
+def _entry(resolution_ns: int, rank: int, offset_ns: float, spread_ns: float, calls: int) -> ClockOffset:
     if math.isnan(offset_ns):
         unlinked = "no matched synchronising collective links it to the reference"
         return ClockOffset(rank=rank, offset_s=None, spread_s=None, calls=calls, usable=False, reason=unlinked)
     # Both times of a difference are cut to whole units of their clock.
     spread = None if math.isnan(spread_ns) else max(spread_ns, 2.0 * resolution_ns) / 1e9
-    offset = offset_ns / 1e9
-    reason = _refuse(abs(offset), spread, calls)
-    if is_first:
-        reason = "it is the reference"
+    offset, reason = offset_ns / 1e9, None
+    if calls < LEAST_CALLS or spread is None:
+        reason = f"fewer than {LEAST_CALLS} matched synchronising collectives"
+    elif abs(offset) <= spread:
+        reason = "not larger than its spread: no offset can be told from none"
     return ClockOffset(rank=rank, offset_s=offset, spread_s=spread, calls=calls, usable=reason is None, reason=reason)
-
-
-def _refuse(offset_s: float, spread_s: float | None, calls: int) -> str | None:
-    if calls < LEAST_CALLS or spread_s is None:
-        return f"fewer than {LEAST_CALLS} matched synchronising collectives"
-    if offset_s <= spread_s:
-        return "not larger than its spread: no offset can be told from none"
-    return None
 
 
 class MatchedRanks(NamedTuple):
@@ -228,22 +208,6 @@ def match_ranks(ranks: Iterable[Timeline] | Iterable[RankDigest]) -> MatchedRank
 def usable_offsets_ns(clocks: Clocks) -> list[int]:
     """By place of the rank: what to take off its times; 0 where no offset is usable."""
     return [round((entry.offset_s or 0.0) * 1e9) if entry.usable else 0 for entry in clocks.offsets]
-
-
-def shift(timeline: Timeline, offset_ns: int) -> Timeline:
-    """The timeline as the reference's clock would have shown it.
-
-    `offset_ns` (this clock minus the reference's) is taken off all times, and `metadata["clock_shift_ns"]` says so.
-    Nothing calls this unasked.
-    """
-    core = dict(timeline.core)
-    for name in ("start_ns", "end_ns"):
-        core[name] = timeline.core[name] - offset_ns
-    steps: Sequence[Span] = tuple(
-        span._replace(start_ns=span.start_ns - offset_ns, end_ns=span.end_ns - offset_ns) for span in timeline.steps
-    )
-    shifted = -offset_ns + int(timeline.metadata.get("clock_shift_ns", 0))
-    return replace(timeline, core=core, steps=steps, metadata={**timeline.metadata, "clock_shift_ns": shifted})
 
 
 CONTRADICTED = 0.05

@@ -62,26 +62,19 @@ def list_collectives(timeline: Timeline, step: int | None = None) -> list[Collec
 def _record(cells: dict[str, int], found: RankCalls) -> CollectiveCall:
     collective, duration_s = cells["collective"], (cells["end_ns"] - cells["start_ns"]) / 1e9
     guess = collective == coll.SEND_RECV
+    known: dict[str, Any] = {name: _known(cells[name]) for name in ("step", "sequence", "peer", "size_bytes", "stream")}
     return CollectiveCall(
-        row=cells["row"],
+        **known,
+        **{name: cells[name] for name in ("row", "call", "pieces", "start_ns", "end_ns")},
         collective=coll.COLLECTIVES[collective],
         named_by=NAMED_BY[cells["named_by"]],
         note=_LEFT_OPEN if guess else None,
         place=PLACES[cells["place"]],
-        step=_known(cells["step"]),
-        call=cells["call"],
-        sequence=_known(cells["sequence"]),
         group=found.groups[cells["group"]],
-        peer=_known(cells["peer"]),
         dtype=found.dtypes[cells["dtype"]] if cells["dtype"] >= 0 else None,
-        size_bytes=_known(cells["size_bytes"]),
         size_unknown=SIZE_REASONS[cells["size_reason"]] or None,
-        stream=_known(cells["stream"]),
-        pieces=cells["pieces"],
-        start_ns=cells["start_ns"],
-        end_ns=cells["end_ns"],
         duration_s=duration_s,
-        algbw_bytes_per_s=rate(_known(cells["size_bytes"]), duration_s),
+        algbw_bytes_per_s=rate(known["size_bytes"], duration_s),
         busbw_bytes_per_s=rate(_known(cells["bus_bytes"]), duration_s),
     )
 
@@ -168,8 +161,8 @@ class Entries:
     group: Whole
     members: Whole
     assumed: Mask
-    size: Whole
-    bus: Whole
+    size_bytes: Whole
+    bus_bytes: Whole
     reason: Whole
     matched: Mask
     duration_s: Floats
@@ -184,36 +177,30 @@ class Entries:
 
 
 def make_entries(matching: Matching, waiting: Waiting) -> Entries:
-    rows, owner, runs = matching.rows, matching.owner(), len(matching)
-    lead = matching.member[matching.first]
-    alone = matching.unmatched
-    single = (rows["end_ns"][alone] - rows["start_ns"][alone]) / 1e9
-    group_size = np.array([group.size or 0 for group in matching.groups], np.int64)
+    owner, runs = matching.owner(), len(matching)
+    single = matching.rows[matching.unmatched]
+    single_s, nothing = (single["end_ns"] - single["start_ns"]) / 1e9, np.full(len(single), np.nan)
+    group_size = np.array([*(group.size or 0 for group in matching.groups), 0], np.int64)
     reason = np.minimum.reduceat(matching.of_members("size_reason"), matching.first) if runs else owner
-    nothing = np.full(len(alone), np.nan)
 
     def both(first: Any, second: Any) -> Any:
         return np.concatenate([first, second])
 
-    duration_s = both(run_medians(waiting.duration_s, owner, runs), single)
+    columns = ("collective", "dtype", "group", "size_bytes", "bus_bytes", "step")
+    duration_s = both(run_medians(waiting.duration_s, owner, runs), single_s)
     transfer_s = both(waiting.transfer_s, nothing)
     return Entries(
-        collective=both(matching.collective, rows["collective"][alone]).astype(np.int64),
-        dtype=both(matching.dtype, rows["dtype"][alone]).astype(np.int64),
-        group=both(matching.group, rows["group"][alone]).astype(np.int64),
-        members=both(matching.members, group_size[rows["group"][alone]] if len(alone) else alone),
-        assumed=both(matching.assumed, np.zeros(len(alone), bool)).astype(bool),
-        size=both(matching.size_bytes, rows["size_bytes"][alone]).astype(np.int64),
-        bus=both(matching.bus_bytes, rows["bus_bytes"][alone]).astype(np.int64),
-        reason=both(np.where(matching.size_bytes >= 0, 0, reason), rows["size_reason"][alone]).astype(np.int64),
-        matched=both(np.ones(runs, bool), np.zeros(len(alone), bool)).astype(bool),
+        **{name: both(getattr(matching, name), single[name]).astype(np.int64) for name in columns},
+        members=both(matching.members, group_size[single["group"]]),
+        assumed=both(matching.assumed, np.zeros(len(single), bool)),
+        reason=both(np.where(matching.size_bytes >= 0, 0, reason), single["size_reason"]).astype(np.int64),
+        matched=np.repeat((True, False), (runs, len(single))),
         duration_s=duration_s,
         transfer_s=transfer_s,
         timed_s=np.where(np.isnan(transfer_s), duration_s, transfer_s),
         all_wait_s=both(run_sums(owner, waiting.wait_s, runs), nothing),
-        all_duration_s=both(run_sums(owner, waiting.duration_s, runs), single),
-        call=both(rows["call"][lead], rows["call"][alone]).astype(np.int64),
-        step=both(matching.step, rows["step"][alone]).astype(np.int64),
+        all_duration_s=both(run_sums(owner, waiting.duration_s, runs), single_s),
+        call=both(matching.of_members("call")[matching.first], single["call"]).astype(np.int64),
     )
 
 
@@ -225,7 +212,7 @@ def tabulate(matching: Matching, entries: Entries) -> list[CollectiveRow]:
     named = [(group.stand_in and group.label()) or group.description or "" for group in matching.groups]
     label = np.array([labels.setdefault(text, len(labels)) for text in named], np.int64)[entries.group]
     kind = _codes(entries.collective, entries.dtype, label, entries.members, entries.matched, entries.assumed)
-    key = _codes(kind, _size_class(kind, entries.size))
+    key = _codes(kind, _size_class(kind, entries.size_bytes))
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
     rows = [_make_row(part, entries, named, matching) for part in np.split(order, cuts[1:])]
@@ -253,7 +240,7 @@ def _size_class(kind: Whole, size: Whole) -> Whole:
 
 def _make_row(part: Whole, entries: Entries, named: list[str], matching: Matching) -> CollectiveRow:
     first = part[0]
-    size, bus, timed = entries.size[part], entries.bus[part], entries.timed_s[part]
+    size, bus, timed = entries.size_bytes[part], entries.bus_bytes[part], entries.timed_s[part]
     waiting_in = np.isnan(entries.transfer_s[part])
     slowest = part[int(timed.argmax())]
     known = ~np.isnan(entries.all_wait_s[part])
@@ -303,17 +290,13 @@ def total_groups(matching: Matching, entries: Entries) -> list[GroupTotals]:
         return run_sums(entries.group[keep], values[keep], groups)
 
     told = ~np.isnan(entries.all_wait_s)
-    both = ~np.isnan(entries.transfer_s) & (entries.bus >= 0) & (entries.transfer_s > 0)
-    everything = np.ones(len(entries.group), bool)
-    spent, waited, told_s = (
-        total(entries.all_duration_s, everything),
-        total(entries.all_wait_s, told),
-        total(entries.all_duration_s, told),
-    )
-    moved, moving_s = total(entries.bus, both), total(entries.transfer_s, both)
+    both = ~np.isnan(entries.transfer_s) & (entries.bus_bytes >= 0) & (entries.transfer_s > 0)
+    spent = run_sums(entries.group, entries.all_duration_s, groups)
+    waited, told_s = total(entries.all_wait_s, told), total(entries.all_duration_s, told)
+    moved, moving_s = total(entries.bus_bytes, both), total(entries.transfer_s, both)
     matched = np.bincount(entries.group[entries.matched], minlength=groups)
-    size = total(entries.size, entries.size >= 0)
-    lacking = np.bincount(entries.group[entries.size < 0], minlength=groups)
+    size = total(entries.size_bytes, entries.size_bytes >= 0)
+    lacking = np.bincount(entries.group[entries.size_bytes < 0], minlength=groups)
     totals = [
         GroupTotals(
             group=group.label(),

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import msgspec
@@ -77,8 +78,12 @@ def collective_calls(timeline: Timeline) -> RankCalls:
     rows, place = seen.find_rows()
     record, annotation = seen.climb(rows)
     calls, groups, dtypes = _describe(seen, rows, place, record, annotation)
-    calls = _join_pieces(calls, _owners(rows, record, annotation))
-    _number(calls)
+    # What makes kernels one call: their record, else their annotation; else each is a call of its own.
+    calls = _join_pieces(calls, np.select([record >= 0, annotation >= 0], [record, annotation], -1 - rows))
+    # The n-th of its group in order of start; of its peer and direction for single messages.
+    single = np.isin(calls["collective"], (coll.SEND, coll.RECV))
+    direction, peer = np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
+    calls["call"] = 1 + ordinals(calls["group"], direction, peer)
     return RankCalls(calls, groups, dtypes, seen.left_out(place, record))
 
 
@@ -90,22 +95,17 @@ class _Seen:
         self.block = timeline.blocks.get("collective")
         self.name_of_text = np.full(len(timeline.texts), -2, np.int16)
         """By text code: index into COLLECTIVES as an annotation would name it; −2: not looked at, −1: none."""
-        kind = timeline.core["kind"]
-        self.host_marks = self._rows_named(np.isin(kind, (ANNOTATION, OPERATOR)), coll.HOST_BACKENDS)
-
-    def _rows_named(self, among: Mask, prefixes: tuple[str, ...]) -> Whole:
-        """Rows whose name begins so; the codes of all backends' annotations are noted on the way."""
-        names = self.timeline.core["name"]
-        used = np.flatnonzero(np.bincount(names[among], minlength=len(self.timeline.texts)))
-        wanted = []
-        for code in used.tolist():
-            text = self.timeline.texts[code]
+        core, marks = timeline.core, []
+        named = np.isin(core["kind"], (ANNOTATION, OPERATOR))
+        for code in np.flatnonzero(np.bincount(core["name"][named], minlength=len(timeline.texts))).tolist():
+            text = timeline.texts[code]
             if text.startswith((*coll.HOST_BACKENDS, *coll.DEVICE_BACKENDS)):
-                named = coll.canonical_collective(text)
-                self.name_of_text[code] = -1 if named is None else named
-                if named is not None and text.startswith(prefixes):
-                    wanted.append(code)
-        return np.flatnonzero(among & np.isin(names, wanted))
+                collective = coll.canonical_collective(text)
+                self.name_of_text[code] = -1 if collective is None else collective
+                if collective is not None and text.startswith(coll.HOST_BACKENDS):
+                    marks.append(code)
+        self.host_marks = np.flatnonzero(named & np.isin(core["name"], marks))
+        """Rows that a backend of the host carries out itself."""
 
     def cells(self, column: str, rows: Whole) -> Whole:
         """A column of the collective block in these rows; MISSING where there is none, and for row −1."""
@@ -116,13 +116,7 @@ class _Seen:
             values[hit] = self.block.columns[column][place[hit]]
         return values
 
-    def names_by_arguments(self, codes: Whole) -> Whole:
-        return self._by_text(codes, coll.canonical_collective)
-
-    def names_by_kernel(self, rows: Whole) -> Whole:
-        return self._by_text(self.timeline.core["name"][rows], kernel_collective)
-
-    def _by_text(self, codes: Whole, name: Callable[[str], int | None]) -> Whole:
+    def by_text(self, codes: Whole, name: Callable[[str], int | None] = coll.canonical_collective) -> Whole:
         """−1 where the text is missing or names nothing."""
         distinct, back = np.unique(codes, return_inverse=True)
         texts = self.timeline.texts
@@ -137,7 +131,7 @@ class _Seen:
     def records(self) -> Whole:
         """Host rows that record a collective call, bookkeeping left out."""
         rows = self._host_rows()
-        return rows[self.names_by_arguments(self.cells("collective", rows)) >= 0]
+        return rows[self.by_text(self.cells("collective", rows)) >= 0]
 
     def find_rows(self) -> tuple[Whole, Whole]:
         """Rows whose intervals are collectives, and where they ran."""
@@ -157,7 +151,7 @@ class _Seen:
             at = current[live]
             marked = (annotation[live] < 0) & (self.name_of_text[names[at]] >= 0)
             annotation[live[marked]] = at[marked]
-            named = self.names_by_arguments(self.cells("collective", at)) >= 0
+            named = self.by_text(self.cells("collective", at)) >= 0
             recorded = named & np.isin(self.timeline.core["kind"][at], HOST_KINDS)
             record[live[recorded]] = at[recorded]
             current[live] = np.where(recorded, -1, parents[at])
@@ -206,10 +200,10 @@ def _describe(
 
 
 def _name(calls: Any, seen: _Seen, rows: Whole, annotation: Whole, recorded: Whole) -> None:
-    by_arguments = seen.names_by_arguments(recorded)
+    by_arguments = seen.by_text(recorded)
     names = seen.timeline.core["name"]
     by_annotation = np.where(annotation >= 0, seen.name_of_text[names[annotation]], -1)
-    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.names_by_kernel(rows), coll.OTHER)
+    by_kernel = np.where(calls["place"] == ON_DEVICE, seen.by_text(names[rows], kernel_collective), coll.OTHER)
     choices = [by_arguments >= 0, by_annotation >= 0]
     calls["collective"] = np.select(choices, [by_arguments, by_annotation], by_kernel)
     calls["named_by"] = np.select(choices, [ARGUMENTS, BY_ANNOTATION], BY_KERNEL)
@@ -252,8 +246,10 @@ def _place(known: dict[str, int], dtype: str) -> int:
 def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> list[ProcessGroup]:
     """Fills the column `group`."""
     columns = ("group", "group_description", "group_ranks", "rank_start", "rank_stride", "group_size")
-    described = np.stack([field(column) for column in columns], axis=1)
-    described = np.concatenate([described, _stand_ins(calls)[:, None]], axis=1)
+    # For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host.
+    device, stand_in = calls["place"] == ON_DEVICE, np.full(len(calls), -2, np.int64)
+    stand_in[device] = np.unique(calls["stream"][device], return_inverse=True)[1]
+    described = np.stack([*map(field, columns), stand_in], axis=1)
     known = (described[:, 0] >= 0) | (described[:, 2] >= 0)
     described[known, -1] = -1
     described[~known, :-1] = -1
@@ -263,14 +259,6 @@ def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> lis
     places = [groups.setdefault(_make_group(cells, timeline, listed), len(groups)) for cells in distinct.tolist()]
     calls["group"] = np.array(places, np.int64)[back.reshape(-1)] if places else -1
     return list(groups)
-
-
-def _stand_ins(calls: Any) -> Whole:
-    """For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host."""
-    device = calls["place"] == ON_DEVICE
-    stand_in = np.full(len(calls), -2, np.int64)
-    stand_in[device] = np.unique(calls["stream"][device], return_inverse=True)[1]
-    return stand_in
 
 
 def _make_group(cells: list[int], timeline: Timeline, listed: dict[str, list[int]]) -> ProcessGroup:
@@ -346,11 +334,6 @@ def _size(
     return whole * width, -1, even if uneven is None else uneven * width, KNOWN
 
 
-def _owners(rows: Whole, record: Whole, annotation: Whole) -> Whole:
-    """What makes kernels one call: their record, else their annotation, else each is a call of its own."""
-    return np.select([record >= 0, annotation >= 0], [record, annotation], -1 - rows)
-
-
 def _join_pieces(calls: Any, owner: Whole) -> Any:
     """One row per call, in order of start."""
     if not len(calls):
@@ -364,27 +347,25 @@ def _join_pieces(calls: Any, owner: Whole) -> Any:
     return joined[np.lexsort((joined["row"], joined["end_ns"], joined["start_ns"]))]
 
 
-def _number(calls: Any) -> None:
-    """Fills `call`: the n-th of its group in order of start; of its peer and direction for single messages."""
-    single = np.isin(calls["collective"], (coll.SEND, coll.RECV))
-    calls["call"] = 1 + ordinals(
-        calls["group"], np.where(single, calls["collective"], 255), np.where(single, calls["peer"], -1)
-    )
-
-
 def ordinals(*keys: Any) -> Whole:
     """For each row: how many rows with the same keys stand before it."""
     count = len(keys[0])
     order = np.lexsort((np.arange(count), *keys[::-1]))
-    new = np.zeros(count, bool)
-    for key in keys:
-        moved = key[order]
-        new[1:] |= moved[1:] != moved[:-1]
-    new[:1] = True
+    new = find_changes(order, *keys)
     first = np.maximum.accumulate(np.where(new, np.arange(count), 0))
     result = np.empty(count, np.int64)
     result[order] = np.arange(count) - first
     return result
+
+
+def find_changes(order: Whole, *keys: Any) -> Mask:
+    """For each row in this order whether it is the first, or one of its keys is not that of the row before."""
+    new = np.zeros(len(order), bool)
+    new[:1] = True
+    for key in keys:
+        moved = key[order]
+        new[1:] |= moved[1:] != moved[:-1]
+    return new
 
 
 @lru_cache(4096)
@@ -403,14 +384,11 @@ def uneven_bus_elements(put_in: int, got: int, in_splits: str, out_splits: str, 
     all alike, or not written out in full.
     """
     sent, received = _parse_splits(in_splits), _parse_splits(out_splits)
-    if sent is None and received is None:
-        return None
     kept_in, kept_out = _kept(put_in, sent, place), _kept(got, received, place)
-    if kept_in is None and kept_out is None:
-        return None
     # The piece a member keeps is the same on both sides, so one known side gives the other.
     kept = kept_in if kept_in is not None else kept_out
-    assert kept is not None
+    if kept is None:
+        return None
     return max(put_in - kept, got - (kept_out if kept_out is not None else kept), 0)
 
 
@@ -434,22 +412,9 @@ def count_elements(shapes: str, types: str) -> tuple[int, str] | None:
     try:
         sizes = msgspec.json.decode(shapes, type=list[object])
         names = msgspec.json.decode(types, type=list[str])
+        tensors = [(size, name) for size, name in zip(sizes, names, strict=False) if dtype_bytes(name)]
+        counts = [prod(msgspec.convert(size, list[int])) for size, _ in tensors]
     except msgspec.DecodeError:
         return None
-    tensors = [(size, name) for size, name in zip(sizes, names, strict=False) if dtype_bytes(name)]
     kinds = {name for _, name in tensors}
-    counts = [_product(size) for size, _ in tensors]
-    if len(kinds) != 1 or any(count is None for count in counts):
-        return None
-    return sum(count for count in counts if count is not None), kinds.pop()
-
-
-def _product(size: object) -> int | None:
-    if not isinstance(size, list):
-        return None
-    elements = 1
-    for length in size:
-        if not isinstance(length, int):
-            return None
-        elements *= length
-    return elements
+    return (sum(counts), kinds.pop()) if len(kinds) == 1 else None

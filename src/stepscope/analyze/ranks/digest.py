@@ -18,6 +18,7 @@ from stepscope.analyze.step.intervals import union_lengths
 from stepscope.analyze.step.numbers import Whole
 from stepscope.analyze.step.view import view
 from stepscope.formats.classify import COMMUNICATION
+from stepscope.formats.nesting import look_up
 from stepscope.formats.timeline import DEVICE_KINDS, Timeline
 
 DIGEST_VERSION = 1
@@ -69,20 +70,19 @@ def step_times_ns(digest: RankDigest) -> dict[int, int]:
     return {number: window.length_ns for number, window in exclusive_windows(windows).items()}
 
 
-def digest(timeline: Timeline, step: int | None = None) -> RankDigest:
-    """The digest of one step, or of all; calls keep the number they have in the whole trace."""
+def digest(timeline: Timeline) -> RankDigest:
+    """The digest of all steps."""
     found = collective_calls(timeline)
-    calls = found.calls if step is None else found.calls[found.calls["step"] == step]
     return RankDigest(
         rank=timeline.rank,
         world_size=timeline.world_size,
         source=str(timeline.metadata.get("source", "")),
         step_marker=timeline.step_marker,
         resolution_ns=_resolution(timeline),
-        steps=_digest_steps(timeline, found.calls, step),
+        steps=_digest_steps(timeline, found.calls),
         groups=list(found.groups),
         dtypes=list(found.dtypes),
-        calls=calls.tobytes(),
+        calls=found.calls.tobytes(),
         left_out=found.left_out,
     )
 
@@ -94,15 +94,15 @@ def _resolution(timeline: Timeline) -> int:
     return max(1, int(np.gcd.reduce(sample - sample[0]))) if len(sample) else 1
 
 
-def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[StepDigest]:
+def _digest_steps(timeline: Timeline, calls: Any) -> list[StepDigest]:
     core, spans = timeline.core, timeline.steps
     device = np.flatnonzero(np.isin(core["kind"], DEVICE_KINDS))
     numbers = np.array([span.number for span in spans], np.int64)
-    place = _place_of(core["step"][device], numbers)
+    place = look_up(core["step"][device], numbers, np.arange(len(spans)))
     device, place = device[place >= 0], place[place >= 0]
     working = core["category"][device] != COMMUNICATION
     busy = _union_by_device(timeline, device[working], place[working], len(spans))
-    called = _place_of(calls["step"], numbers)
+    called = look_up(calls["step"], numbers, np.arange(len(spans)))
     inside = called >= 0
     communicated = union_lengths(calls["start_ns"][inside], calls["end_ns"][inside], called[inside], len(spans))
     empty, windows = view(timeline).empty_steps, view(timeline).completion_windows
@@ -116,17 +116,7 @@ def _digest_steps(timeline: Timeline, calls: Any, step: int | None) -> list[Step
             is_empty=span.number in empty,
         )
         for index, span in enumerate(spans)
-        if step is None or span.number == step
     ]
-
-
-def _place_of(step: Any, numbers: Whole) -> Whole:
-    """Place of each row's step in the list of steps; −1 outside of all."""
-    if not len(numbers):
-        return np.full(len(step), -1, np.int64)
-    order = np.argsort(numbers, kind="stable")
-    found = np.minimum(np.searchsorted(numbers[order], step), len(numbers) - 1)
-    return np.where(numbers[order][found] == step, order[found], -1)
 
 
 def _union_by_device(timeline: Timeline, rows: Whole, place: Whole, steps: int) -> Whole:

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.collectives import BY_KERNEL, ordinals
+from stepscope.analyze.ranks.collectives import BY_KERNEL, find_changes, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
 from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
-from stepscope.analyze.step.numbers import Mask, Whole, distinct, unique
+from stepscope.analyze.step.numbers import Mask, Whole, distinct, expand, unique
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 
@@ -128,12 +128,17 @@ class Matching:
 
 def order_digests(digests: Sequence[RankDigest]) -> list[RankDigest]:
     """By rank. A single trace without a rank is rank 0; several must each say theirs."""
+    for item in digests:
+        if item.version != DIGEST_VERSION:
+            raise UsageError(
+                f"the digest of rank {item.rank} has version {item.version}, this is version {DIGEST_VERSION}",
+                hint="make the digests of all ranks with one version of stepscope",
+                where=item.source or None,
+            )
     if len(digests) == 1 and digests[0].rank is None:
-        _check_version(digests[0])
         return [msgspec.structs.replace(digests[0], rank=0)]
     seen: dict[int, RankDigest] = {}
     for item in digests:
-        _check_version(item)
         if item.rank is None:
             raise UsageError(
                 "the trace does not say of which rank it is, and there are several",
@@ -150,38 +155,24 @@ def order_digests(digests: Sequence[RankDigest]) -> list[RankDigest]:
     return [seen[rank] for rank in sorted(seen)]
 
 
-def _check_version(item: RankDigest) -> None:
-    if item.version != DIGEST_VERSION:
-        raise UsageError(
-            f"the digest of rank {item.rank} has version {item.version}, this is version {DIGEST_VERSION}",
-            hint="make the digests of all ranks with one version of stepscope",
-            where=item.source or None,
-        )
-
-
 def match(digests: Sequence[RankDigest]) -> Matching:
     """Matches the calls of these ranks; the order of the digests does not matter."""
     ordered = order_digests(digests)
     ranks = np.array([item.rank for item in ordered], np.int64)
     rows, rank, groups, dtypes = _lay_together(ordered)
     channel, usable = _channels(rows, ranks[rank], len(groups))
-    best = _Best(rows, rank, channel, len(ordered))
-    best.try_all(np.flatnonzero(usable))
-    member, first, method, unmatched, reason = best.result()
-    lost = np.flatnonzero(~usable)
-    unmatched = np.concatenate([unmatched, lost])
-    reason = np.concatenate([reason, np.full(len(lost), NO_PEER, np.int64)])
+    member, first, method, unmatched, reason = _Best(rows, rank, channel, len(ordered), usable).result()
     by_row = np.argsort(unmatched, kind="stable")
     worlds = [item.world_size for item in ordered if item.world_size is not None]
     return _describe(
+        rows,
+        member,
+        first,
+        groups,
+        world_size=max(worlds, default=None),
         ranks=ranks,
-        world_size=max(worlds) if worlds else None,
-        groups=groups,
         dtypes=dtypes,
-        rows=rows,
         rank=rank,
-        member=member,
-        first=first,
         method=method,
         unmatched=unmatched[by_row],
         reason=reason[by_row],
@@ -264,7 +255,7 @@ def _channels(rows: Any, rank: Whole, groups: int) -> tuple[Whole, Mask]:
 class _Best:
     """Tries the methods and keeps for each channel the one that matches most calls; earlier ones win ties."""
 
-    def __init__(self, rows: Any, rank: Whole, channel: Whole, ranks: int) -> None:
+    def __init__(self, rows: Any, rank: Whole, channel: Whole, ranks: int, usable: Mask) -> None:
         self.rows, self.rank, self.channel = rows, rank, channel
         self.channels = int(channel.max()) + 1 if len(channel) else 0
         users = unique(channel * ranks + rank) // ranks
@@ -274,23 +265,20 @@ class _Best:
         self.matched = np.full(self.channels, -1)
         self.method = np.full(self.channels, -1)
         self.tried: list[tuple[int, Whole, Whole, Whole]] = []
-        self.usable = np.empty(0, np.int64)
+        self.usable, self.lost = np.flatnonzero(usable), np.flatnonzero(~usable)
         collective = rows["collective"].astype(np.int64)
         vague = (rows["named_by"] == BY_KERNEL) & np.isin(collective, (coll.SEND_RECV, coll.OTHER))
         self.low, self.high = np.where(vague, 255, collective), np.where(vague, -1, collective)
         sized = np.isin(collective, coll.EVEN) & (rows["size_bytes"] >= 0)
         self.least = np.where(sized, rows["size_bytes"], np.iinfo(np.int64).max)
         self.most = np.where(sized, rows["size_bytes"], -1)
-
-    def try_all(self, usable: Whole) -> None:
-        self.usable = usable
         for method in range(len(METHODS)):
             open_channels = (self.matched < self.calls) & (self.expected > 1)
-            rows = usable[open_channels[self.channel[usable]]]
+            places = self.usable[open_channels[self.channel[self.usable]]]
             if method == BY_SEQUENCE:
-                rows = self._numbered(rows)
-            if len(rows):
-                self._try(method, rows)
+                places = self._numbered(places)
+            if len(places):
+                self._try(method, places)
 
     def _numbered(self, rows: Whole) -> Whole:
         """Rows of channels in which every call has a sequence number."""
@@ -314,15 +302,10 @@ class _Best:
         coarse, fine = self._key(method, rows)
         channel = self.channel[rows]
         order = np.lexsort((self.rank[rows], fine, coarse, channel))
-        new = np.zeros(len(rows), bool)
-        new[0] = True
-        for key in (channel, coarse, fine):
-            moved = key[order]
-            new[1:] |= moved[1:] != moved[:-1]
-        member, first = rows[order], np.flatnonzero(new)
+        member, first = rows[order], np.flatnonzero(find_changes(order, channel, coarse, fine))
         block = np.cumsum(np.r_[0, (np.diff(channel[order][first]) != 0) | (np.diff(coarse[order][first]) != 0)])
         reason = self._judge(member, first, block)
-        count = np.diff(np.r_[first, len(member)])
+        count = _run_lengths(first, member)
         fitting = np.bincount(self.channel[member[first]], weights=count * (reason < 0), minlength=self.channels)
         touched = np.bincount(channel, minlength=self.channels) > 0
         better = touched & (fitting > self.matched)
@@ -334,7 +317,7 @@ class _Best:
 
         Runs of one block were told apart by their order: one that lacks a rank makes the others doubtful too.
         """
-        count = np.diff(np.r_[first, len(member)])
+        count = _run_lengths(first, member)
         expected = self.expected[self.channel[member[first]]]
         low, high = np.minimum.reduceat(self.low[member], first), np.maximum.reduceat(self.high[member], first)
         message = (low == coll.SEND) & (high == coll.RECV)
@@ -346,51 +329,36 @@ class _Best:
 
     def result(self) -> tuple[Whole, Whole, Whole, Whole, Whole]:
         """Members and first member of each collective, its method; unmatched rows and their reasons."""
-        runs: list[tuple[Whole, Whole, int]] = []
         empty = np.empty(0, np.int64)
         alone = self.usable[self.expected[self.channel[self.usable]] < 2]
-        unmatched, reasons = [alone], [np.full(len(alone), ALONE, np.int64)]
+        runs = [(empty, empty, empty)]
+        left = [(rows, np.full(len(rows), why)) for rows, why in ((alone, ALONE), (self.lost, NO_PEER))]
         for method, member, first, reason in self.tried:
             chosen = self.method[self.channel[member[first]]] == method
-            count = np.diff(np.r_[first, len(member)])
+            count = _run_lengths(first, member)
             good = chosen & (reason < 0)
-            runs.append((member[np.repeat(good, count)], count[good], method))
+            runs.append((member[np.repeat(good, count)], count[good], np.full(int(good.sum()), method)))
             bad = np.repeat(chosen & (reason >= 0), count)
-            unmatched.append(member[bad])
-            reasons.append(np.repeat(reason, count)[bad])
-        members = np.concatenate([empty, *(run[0] for run in runs)])
-        counts = np.concatenate([empty, *(run[1] for run in runs)])
-        methods = np.concatenate([empty, *(np.full(len(run[1]), run[2]) for run in runs)])
+            left.append((member[bad], np.repeat(reason, count)[bad]))
+        members, counts, methods = (np.concatenate(column) for column in zip(*runs, strict=True))
+        unmatched, reasons = (np.concatenate(column) for column in zip(*left, strict=True))
         member, first, order = self._in_order(members, counts)
-        return member, first, methods[order], np.concatenate(unmatched), np.concatenate(reasons)
+        return member, first, methods[order], unmatched, reasons
 
     def _in_order(self, members: Whole, counts: Whole) -> tuple[Whole, Whole, Whole]:
         """Collectives by their start on the lowest rank that has them."""
         first = np.cumsum(counts) - counts
         lead = members[first] if len(counts) else members
         order = np.lexsort((lead, self.rows["start_ns"][lead]))
-        counts_sorted = counts[order]
-        begin = np.cumsum(counts_sorted) - counts_sorted
-        inside = np.arange(len(members)) - np.repeat(begin, counts_sorted)
-        return members[np.repeat(first[order], counts_sorted) + inside], begin, order
+        first, counts = first[order], counts[order]
+        return members[expand(first, counts)[1]], np.cumsum(counts) - counts, order
 
 
 def _describe(
-    *,
-    ranks: Whole,
-    world_size: int | None,
-    groups: list[ProcessGroup],
-    dtypes: list[str],
-    rows: Any,
-    rank: Whole,
-    member: Whole,
-    first: Whole,
-    method: Whole,
-    unmatched: Whole,
-    reason: Whole,
+    rows: Any, member: Whole, first: Whole, groups: list[ProcessGroup], *, world_size: int | None, **known: Any
 ) -> Matching:
     """Adds what all members of a collective have in common."""
-    count = np.diff(np.r_[first, len(member)]) if len(first) else np.empty(0, np.int64)
+    count = _run_lengths(first, member)
     group = rows["group"][member[first]].astype(np.int64)
     # The most that any member says: `send_recv` by a kernel's name gives way to a recorded name.
     named = rows["named_by"][member].astype(np.int64) * 256 + rows["collective"][member]
@@ -402,12 +370,10 @@ def _describe(
     members = np.where(assumed, count, members)
     size, bus = _common_sizes(rows, member, first, collective, members)
     return Matching(
-        ranks=ranks,
+        **known,
         world_size=world_size,
         groups=groups,
-        dtypes=dtypes,
         rows=rows,
-        rank=rank,
         member=member,
         first=first,
         count=count,
@@ -419,10 +385,12 @@ def _describe(
         dtype=_reduce(np.maximum, rows["dtype"][member], first),
         members=members,
         assumed=assumed,
-        method=method,
-        unmatched=unmatched,
-        reason=reason,
     )
+
+
+def _run_lengths(first: Whole, member: Whole) -> Whole:
+    """How many members stand from each first one to the next."""
+    return np.diff(first, append=len(member))
 
 
 def _reduce(how: Any, values: Any, first: Whole) -> Whole:
@@ -436,12 +404,8 @@ def _common_sizes(rows: Any, member: Whole, first: Whole, collective: Whole, mem
     size = np.where((size < 0) & (piece >= 0) & (members > 0), piece * members, size)
     bus = _reduce(np.maximum, rows["bus_bytes"][member], first)
     lacking = (bus < 0) & (size >= 0) & (members > 0)
-    factors = {
-        (int(kind), int(n)): coll.bus_factor(coll.COLLECTIVES[kind], int(n))
-        for kind, n in np.unique(np.stack([collective, members], axis=1)[lacking], axis=0)
-    }
-    for (kind, n), factor in factors.items():
-        if factor is not None:
+    for kind, n in np.unique(np.stack([collective, members], axis=1)[lacking], axis=0).tolist():
+        if (factor := coll.bus_factor(coll.COLLECTIVES[kind], n)) is not None:
             here = lacking & (collective == kind) & (members == n)
             bus[here] = np.rint(size[here] * factor)
     return size, bus

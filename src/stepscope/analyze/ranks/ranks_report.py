@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from stepscope.analyze.ranks.stragglers import (
     step_tables,
 )
 from stepscope.analyze.ranks.waiting import Waiting, WaitingMap, find_waiting, map_waiting
-from stepscope.analyze.step.numbers import Floats, Whole, run_sums
+from stepscope.analyze.step.numbers import Floats, Whole, known_only, make_rows, run_sums
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
@@ -133,7 +134,9 @@ def explain_ranks(
         raise UsageError(f"{clocks!r} is no way to compare clocks", hint=f"one of: {', '.join(get_args(ClockChoice))}")
     matched = ranks if isinstance(ranks, MatchedRanks) else match_ranks(ranks)
     digests, is_renumbered, whole, found = matched
-    _check_step(step, digests)
+    if step is not None and step not in (known := sorted({entry.number for item in digests for entry in item.steps})):
+        hint = f"steps: {list_numbers(known)}" if known else "the traces have no steps"
+        raise UsageError(f"no rank has a step {step}", hint=hint)
     used, because = choose_clocks(whole, found) if clocks == "auto" else (clocks, "as asked for")
     offsets = usable_offsets_ns(found) if used == "aligned" else [0] * len(digests)
     matching = whole if step is None else whole.only(whole.step == step, whole.rows["step"][whole.unmatched] == step)
@@ -145,7 +148,7 @@ def explain_ranks(
     )
     entries = make_entries(matching, waiting)
     steps = _explain_steps(matching, waiting, digests, offsets, step)
-    summary = summarize_matching(matching)
+    summary, is_unmarked = summarize_matching(matching), all(item.step_marker == "none" for item in digests)
     return RanksReport(
         ranks=matching.ranks.tolist(),
         world_size=matching.world_size,
@@ -162,31 +165,16 @@ def explain_ranks(
         steps=steps,
         over_steps=_over_steps(steps),
         waiting_map=map_waiting(whole, over_all, step if map_step is None else map_step),
-        left_out=_sum_counts(item.left_out for item in digests),
+        left_out=dict(sorted(sum((Counter(item.left_out) for item in digests), Counter()).items())),
         notes=[
-            *_notes_on_matching(matching),
+            *_notes_on_matching(matching, summary),
             *_notes_on_silent_ranks(summary),
             *_notes_on_clocks(found, used, because, asked=clocks != "auto"),
             *_notes_on_agreement(by_starts, by_durations, used),
-            *_notes_on_steps(digests),
+            *(["no steps are marked: each trace counts as one step"] if is_unmarked else []),
             *([PAIRED_BY_ORDER] if is_renumbered else []),
         ],
     )
-
-
-def _check_step(step: int | None, digests: Sequence[RankDigest]) -> None:
-    if step is not None and not any(entry.number == step for item in digests for entry in item.steps):
-        known = sorted({entry.number for item in digests for entry in item.steps})
-        hint = f"steps: {list_numbers(known)}" if known else "the traces have no steps"
-        raise UsageError(f"no rank has a step {step}", hint=hint)
-
-
-def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for entry in counts:
-        for name, count in entry.items():
-            total[name] = total.get(name, 0) + count
-    return dict(sorted(total.items()))
 
 
 def _rank_waiting(
@@ -205,19 +193,11 @@ def _rank_waiting(
     matched = np.bincount(rank, minlength=ranks)
     calls = matched + np.bincount(matching.rank[alone], minlength=ranks)
     some = np.bincount(rank[told], minlength=ranks) > 0
-    return [
-        RankWaiting(
-            rank=int(item.rank or 0),
-            source=item.source,
-            calls=int(calls[place]),
-            matched_calls=int(matched[place]),
-            collective_s=float(spent[place]),
-            wait_s=float(wait[place]) if some[place] else None,
-            wait_share=float(wait[place] / inside[place]) if inside[place] > 0 else None,
-            wait_by_durations_s=float(compared[place]) if some[place] else None,
-        )
-        for place, item in enumerate(digests)
-    ]
+    columns = {"rank": [item.rank or 0 for item in digests], "source": [item.source for item in digests]}
+    columns |= {"calls": calls, "matched_calls": matched, "collective_s": spent}
+    columns |= {"wait_s": known_only(wait, some), "wait_by_durations_s": known_only(compared, some)}
+    share = known_only(wait / np.where(inside > 0, inside, 1.0), inside > 0)
+    return make_rows(RankWaiting, columns | {"wait_share": share})
 
 
 def _explain_steps(
@@ -237,8 +217,14 @@ def _explain_steps(
     counts = np.bincount(place, minlength=len(numbers))
     alone = np.searchsorted(numbers, matching.rows["step"][matching.unmatched])
     calls = run_sums(place, matching.count, len(numbers)) + np.bincount(alone, minlength=len(numbers))
-    waits = _waits_by_step(matching, waiting, place, len(numbers))
-    latest = _latest_by_step(matching, waiting, place, len(numbers))
+    ranks, told_wait, is_told = len(digests), ~np.isnan(waiting.wait_s), waiting.last >= 0
+
+    def by_rank(step: Whole, rank: Whole, values: Any) -> Floats:
+        return run_sums(step * ranks + rank, values, len(numbers) * ranks).reshape(-1, ranks)
+
+    member = place[matching.owner()][told_wait], matching.rank[matching.member][told_wait]
+    waits, takes_part = by_rank(*member, waiting.wait_s[told_wait]), by_rank(*member, None) > 0
+    caused = by_rank(place[is_told], waiting.last[is_told], waiting.skew_s[is_told])
     common, busy, end = step_tables(digests, offsets_ns, step)
     column = {number: index for index, number in enumerate(common)}
     spans = _spans_by_step(digests)
@@ -247,6 +233,7 @@ def _explain_steps(
         step_s, communication_s = spans.get(number, (None, None))
         at = column.get(number) if len(digests) > 1 else None
         share = busy[:, at] if at is not None else None
+        waited = waits[index][takes_part[index]]
         works = share is not None and not np.isnan(share).any() and share.sum() > 0
         found.append(
             StepRanks(
@@ -255,11 +242,11 @@ def _explain_steps(
                 calls=int(calls[index]),
                 profiled_step_s=step_s,
                 communication_s=communication_s,
-                wait_s=float(np.median(waits[index])) if len(waits[index]) else None,
-                largest_wait_s=float(waits[index].max()) if len(waits[index]) else None,
+                wait_s=float(np.median(waited)) if len(waited) else None,
+                largest_wait_s=float(waited.max()) if len(waited) else None,
                 skew_s=float(skew[index]) if told[index] else None,
                 skew_share=float(skew[index]) / step_s if step_s and told[index] else None,
-                latest_rank=latest[index],
+                latest_rank=int(matching.ranks[caused[index].argmax()]) if caused[index].max() > 0 else None,
                 imbalance=float(share.max() / share.mean()) if share is not None and works else None,
                 busiest_rank=digests[int(share.argmax())].rank if share is not None and works else None,
                 end_spread_s=float(end[:, at].max() - end[:, at].min()) if at is not None else None,
@@ -268,44 +255,15 @@ def _explain_steps(
     return found
 
 
-def _waits_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: int) -> list[Floats]:
-    """By step: waiting of each rank that has any synchronising collective in it."""
-    told = ~np.isnan(waiting.wait_s)
-    ranks = len(matching.ranks)
-    keys = place[matching.owner()][told] * ranks + matching.rank[matching.member][told]
-    distinct, back = np.unique(keys, return_inverse=True)
-    sums = run_sums(back, waiting.wait_s[told], len(distinct))
-    return np.split(sums, np.searchsorted(distinct // ranks, np.arange(1, steps))) if steps else []
-
-
-def _latest_by_step(matching: Matching, waiting: Waiting, place: Whole, steps: int) -> list[int | None]:
-    told = waiting.last >= 0
-    ranks = len(matching.ranks)
-    keys = place[told] * ranks + waiting.last[told]
-    distinct, back = np.unique(keys, return_inverse=True)
-    caused = run_sums(back, waiting.skew_s[told], len(distinct))
-    latest: list[int | None] = [None] * steps
-    most = [0.0] * steps
-    for key, skew in zip(distinct.tolist(), caused.tolist(), strict=True):
-        step, rank = divmod(key, ranks)
-        if skew > most[step]:
-            latest[step], most[step] = int(matching.ranks[rank]), skew
-    return latest
-
-
 def _spans_by_step(digests: Sequence[RankDigest]) -> dict[int, tuple[float, float]]:
     """By step: medians over the ranks of its length and of its communication, in seconds."""
-    lengths: dict[int, list[int]] = {}
-    communicated: dict[int, list[int]] = {}
+    times: dict[int, list[tuple[int, int]]] = {}
     for item in digests:
         step_times = step_times_ns(item)
         for entry in item.steps:
-            lengths.setdefault(entry.number, []).append(step_times[entry.number])
-            communicated.setdefault(entry.number, []).append(entry.communication_ns)
-    return {
-        number: (float(np.median(lengths[number])) / 1e9, float(np.median(communicated[number])) / 1e9)
-        for number in lengths
-    }
+            times.setdefault(entry.number, []).append((step_times[entry.number], entry.communication_ns))
+    medians = {number: np.median(listed, axis=0) / 1e9 for number, listed in times.items()}
+    return {number: (float(length), float(communicated)) for number, (length, communicated) in medians.items()}
 
 
 def _over_steps(steps: Sequence[StepRanks]) -> OverSteps:
@@ -317,62 +275,31 @@ def _over_steps(steps: Sequence[StepRanks]) -> OverSteps:
         values = [value for value in (getattr(entry, name) for entry in counted) if value is not None]
         return float(np.median(values)) if values else None
 
-    return OverSteps(
-        steps=[entry.step for entry in counted if entry.step is not None],
-        profiled_step_s=middle("profiled_step_s"),
-        communication_s=middle("communication_s"),
-        wait_s=middle("wait_s"),
-        skew_s=middle("skew_s"),
-        skew_share=middle("skew_share"),
-        imbalance=middle("imbalance"),
-        end_spread_s=middle("end_spread_s"),
-    )
+    medians = {name: middle(name) for name in OverSteps.__struct_fields__ if name != "steps"}
+    return OverSteps(steps=[entry.step for entry in counted if entry.step is not None], **medians)
 
 
-def _notes_on_matching(matching: Matching) -> Iterator[str]:
+def _notes_on_matching(matching: Matching, summary: MatchingSummary) -> Iterator[str]:
     """What a reader must know before believing a number."""
-    for note in (_note_on_ranks, _note_on_groups, _note_on_unmatched, _note_on_names):
-        text = note(matching)
-        if text is not None:
-            yield text
-
-
-def _note_on_ranks(matching: Matching) -> str | None:
-    given, world = len(matching.ranks), matching.world_size
-    if not len(matching.member) and not len(matching.unmatched):
-        return "no collective was found"
-    if given == 1:
-        of = f" of {world}" if world else ""
-        return f"one rank{of}: waiting cannot be told from moving data, and rates are lower bounds"
-    if world is not None and given < world:
-        return f"{given} of {world} ranks: a rank that is not here may have come later, so waiting is a lower bound"
-    return None
-
-
-def _note_on_groups(matching: Matching) -> str | None:
-    stand_in = np.array([group.stand_in is not None for group in matching.groups], bool)
-    count = int(stand_in[matching.group].sum()) if len(matching) else 0
-    if not count:
-        return None
-    return (
-        f"{count:,} collectives were matched by order alone: the traces name no process groups, and all ranks with the "
-        "call were taken for its members"
-    )
-
-
-def _note_on_unmatched(matching: Matching) -> str | None:
-    unmatched, calls = len(matching.unmatched), len(matching.unmatched) + len(matching.member)
-    if not unmatched or len(matching.ranks) == 1:
-        return None
-    return f"{unmatched:,} of {calls:,} calls were not matched ({format_share(unmatched / calls)}); see the reasons"
-
-
-def _note_on_names(matching: Matching) -> str | None:
+    given, world, of = len(matching.ranks), matching.world_size, f" of {matching.world_size}"
+    if not summary.calls:
+        yield "no collective was found"
+    elif given == 1:
+        yield f"one rank{of if world else ''}: waiting cannot be told from moving data, and rates are lower bounds"
+    elif world is not None and given < world:
+        yield f"{given}{of} ranks: a rank that is not here may have come later, so waiting is a lower bound"
+    if summary.without_group:
+        yield (
+            f"{summary.without_group:,} collectives were matched by order alone: the traces name no process groups, "
+            "and all ranks with the call were taken for its members"
+        )
+    unmatched = len(matching.unmatched)
+    if unmatched and given > 1:
+        share = format_share(unmatched / summary.calls)
+        yield f"{unmatched:,} of {summary.calls:,} calls were not matched ({share}); see the reasons"
     used = np.concatenate([matching.member, matching.unmatched])
-    vague = int((matching.rows["collective"][used] == coll.SEND_RECV).sum())
-    if not vague:
-        return None
-    return f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"
+    if vague := int((matching.rows["collective"][used] == coll.SEND_RECV).sum()):
+        yield f"{vague:,} calls are known by their SendRecv kernel alone: they may be all-to-alls"
 
 
 def _notes_on_silent_ranks(summary: MatchingSummary) -> Iterator[str]:
@@ -411,8 +338,3 @@ def _notes_on_agreement(by_starts: Waiting, by_durations: Waiting, used: str) ->
             f"starts say {format_duration(first)} of waiting, durations say {format_duration(second)}: the clocks "
             "disagree, or the ranks do not leave their collectives together"
         )
-
-
-def _notes_on_steps(digests: Sequence[RankDigest]) -> Iterator[str]:
-    if all(item.step_marker == "none" for item in digests):
-        yield "no steps are marked: each trace counts as one step"

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.clocks import ROBUST, Clocks
+from stepscope.analyze.ranks.clocks import Clocks
 from stepscope.analyze.ranks.digest import RankDigest
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
-from stepscope.analyze.step.numbers import Floats, Whole, distinct, run_medians, run_sums, unique
+from stepscope.analyze.step.numbers import MAD_TO_SD, Floats, Whole, distinct, run_medians, run_sums, unique
 from stepscope.core.units import count_of
 from stepscope.stats import median, median_interval
 
@@ -103,14 +103,20 @@ def find_stragglers(
     """
     ranks = len(matching.ranks)
     level = 1 - 2 * CHANCE / max(ranks, 1)
-    by_call, by_step = _by_collective(matching, waiting), _by_step(matching, waiting)
+    owner = matching.owner()
+    by_call, by_step = _sum_up(matching, waiting, owner), _sum_up(matching, waiting, matching.step[owner])
     if ranks < 2 or not len(by_call.late_s):
-        return _nothing(matching)
+        note = f"not applicable: {'one rank alone' if ranks < 2 else 'no synchronising collective was matched'}"
+        return Stragglers(units=None, level=None, jitter_s=None, skew_s=None, ranks=[], stragglers=[], note=note)
     unapplied = by_starts and not aligned
     most_steps = by_step.most_units()
     enough_steps = most_steps > 0 and median_interval(range(most_steps), level)[2] >= level
     judged = _judge(by_step if enough_steps else by_call, clocks, level, unapplied=unapplied)
-    always = _latest_in_every_step(by_step, clocks, unapplied=unapplied)
+    always, steps = _latest_in_every_step(by_step, clocks, unapplied=unapplied), len(unique(by_step.unit))
+    is_no_chance = float(ranks) ** (1 - steps) <= CHANCE
+    always_late = f"the latest in each of {steps} steps" + (
+        "" if is_no_chance else ": too few ranks and steps to decide"
+    )
     blame = _blame(matching, waiting, clocks.resolution_s)
     total = float(blame.caused_s.sum())
     entries = [
@@ -121,20 +127,22 @@ def find_stragglers(
             last_share=float(blame.caused_s[place]) / total if total > 0 else None,
             caused_s=float(blame.caused_s[place]),
             skew_s=float(blame.skew_s[place]),
-            straggler=verdict is None or (always is not None and always.decides and always.place == place),
-            verdict=_word(verdict, always if always is not None and always.place == place else None),
+            straggler=verdict is None or (is_no_chance and always == place),
+            verdict=LATE_THROUGHOUT if verdict is None else always_late if always == place else verdict,
         )
         for place, (fields, verdict) in enumerate(judged.ranks)
     ]
-    units = "steps" if enough_steps else "collectives"
+    caution, seen = None, len(distinct(matching.step))
+    if not enough_steps and seen < 3:
+        caution = f"seen in {count_of(seen, 'step')} only: what is late there need not be late in others"
     return Stragglers(
-        units=units,
+        units="steps" if enough_steps else "collectives",
         level=level,
         jitter_s=judged.jitter_s,
         skew_s=float(np.nansum(waiting.skew_s)),
         ranks=entries,
         stragglers=[entry.rank for entry in entries if entry.straggler],
-        note=_caution(matching, units),
+        note=caution,
     )
 
 
@@ -176,7 +184,7 @@ class _Samples:
     def jitter_s(self, values: Floats) -> float:
         """How far a rank strays from its own median."""
         middle = run_medians(values, self.rank, int(self.rank.max()) + 1)
-        return ROBUST * float(np.median(np.abs(values - middle[self.rank])))
+        return MAD_TO_SD * float(np.median(np.abs(values - middle[self.rank])))
 
     def floors_s(self, clocks: Clocks, *, unapplied: bool) -> list[float]:
         """By rank: below this, lateness is noise. `unapplied`: clock offsets were found and are still in the times."""
@@ -197,37 +205,14 @@ class _Samples:
         return above
 
 
-def _by_collective(matching: Matching, waiting: Waiting) -> _Samples:
-    known = ~np.isnan(waiting.late_s)
-    rank = matching.rank[matching.member][known]
-    order = np.argsort(rank, kind="stable")
-    late, own = waiting.late_s[known][order], waiting.own_late_s[known][order]
-    return _Samples(rank[order], matching.owner()[known][order], late, own, np.ones(len(order), np.int64))
-
-
-def _by_step(matching: Matching, waiting: Waiting) -> _Samples:
-    """Summed over the collectives of each step; what lies outside of all steps does not count."""
-    step = matching.step[matching.owner()]
-    kept = ~np.isnan(waiting.late_s) & (step >= 0)
-    rank, step = matching.rank[matching.member][kept], step[kept]
-    width = int(step.max()) + 1 if len(step) else 1
-    keys, back = np.unique(rank * width + step, return_inverse=True)
+def _sum_up(matching: Matching, waiting: Waiting, unit: Whole) -> _Samples:
+    """By rank and unit, which each matched row has: summed over its collectives. Rows with −1 do not count."""
+    kept = ~np.isnan(waiting.late_s) & (unit >= 0)
+    rank, unit = matching.rank[matching.member][kept], unit[kept]
+    width = int(unit.max()) + 1 if len(unit) else 1
+    keys, back = np.unique(rank * width + unit, return_inverse=True)
     late, own = (run_sums(back, values[kept], len(keys)) for values in (waiting.late_s, waiting.own_late_s))
     return _Samples(keys // width, keys % width, late, own, np.bincount(back, minlength=len(keys)))
-
-
-def _nothing(matching: Matching) -> Stragglers:
-    reason = "one rank alone" if len(matching.ranks) < 2 else "no synchronising collective was matched"
-    return Stragglers(
-        units=None, level=None, jitter_s=None, skew_s=None, ranks=[], stragglers=[], note=f"not applicable: {reason}"
-    )
-
-
-def _caution(matching: Matching, units: str) -> str | None:
-    steps = len(distinct(matching.step))
-    if units == "collectives" and steps < 3:
-        return f"seen in {count_of(steps, 'step')} only: what is late there need not be late in others"
-    return None
 
 
 class _Judged(NamedTuple):
@@ -253,9 +238,13 @@ def _judge(samples: _Samples, clocks: Clocks, level: float, *, unapplied: bool) 
             ends = float(values[start + int(low)]), float(values[start + int(high)])
             fields |= {"median_s": float(middle[place]), "low_s": ends[0], "high_s": ends[1]}
             fields["own_median_s"] = float(own[place])
-            verdict = _verdict(ends[0], halves[place], floors[place], enough=covered >= level)
-            if verdict is None and not own_doing[place]:
-                verdict = HANDED_ON
+            reasons = (
+                (covered < level, "too few units to decide"),
+                (ends[0] <= floors[place], "not significantly late"),
+                (halves[place] <= floors[place], LATE_IN_ONE_HALF),
+                (not own_doing[place], HANDED_ON),
+            )
+            verdict = next((reason for holds, reason in reasons if holds), None)
         judged.append((fields | {"units": n, "floor_s": floors[place]}, verdict))
     return _Judged(samples.jitter_s(samples.late_s), judged)
 
@@ -270,41 +259,14 @@ def _halves(samples: _Samples, ranks: int) -> list[float]:
     return smaller
 
 
-def _verdict(low_s: float, half_s: float, floor_s: float, *, enough: bool) -> str | None:
-    """None: a straggler."""
-    if not enough:
-        return "too few units to decide"
-    if low_s <= floor_s:
-        return "not significantly late"
-    if half_s <= floor_s:
-        return LATE_IN_ONE_HALF
-    return None
-
-
-class _Always(NamedTuple):
-    """A rank that is the latest in every step."""
-
-    place: int
-    steps: int
-    chance: float
-
-    @property
-    def decides(self) -> bool:
-        return self.chance <= CHANCE
-
-    def text(self) -> str:
-        found = f"the latest in each of {self.steps} steps"
-        return found if self.decides else f"{found}: too few ranks and steps to decide"
-
-
 def steps_to_decide(ranks: int) -> int:
     """How many steps it takes until a rank that is the latest in each of them is no chance."""
     return 1 + math.ceil(math.log(1 / CHANCE) / math.log(ranks))
 
 
-def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool) -> _Always | None:
-    steps = unique(samples.unit)
-    if len(steps) < 2:
+def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool) -> int | None:
+    """The place of the rank that is the latest in every step, by more than noise and by its own doing."""
+    if len(unique(samples.unit)) < 2:
         return None
     order = np.lexsort((samples.rank, samples.late_s, samples.unit))
     latest = order[np.flatnonzero(np.r_[samples.unit[order][1:] != samples.unit[order][:-1], True])]
@@ -314,13 +276,7 @@ def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool)
     floor = samples.floors_s(clocks, unapplied=unapplied)[place]
     if samples.late_s[latest].min() <= floor or not samples.is_own_doing(clocks)[place]:
         return None
-    return _Always(place, len(steps), float(len(clocks.offsets)) ** (1 - len(steps)))
-
-
-def _word(verdict: str | None, always: _Always | None) -> str:
-    if verdict is None:
-        return LATE_THROUGHOUT
-    return verdict if always is None else always.text()
+    return place
 
 
 def find_balance(digests: Sequence[RankDigest], offsets_ns: Sequence[int], step: int | None = None) -> LoadBalance:
@@ -329,6 +285,9 @@ def find_balance(digests: Sequence[RankDigest], offsets_ns: Sequence[int], step:
     several = len(digests) > 1 and len(numbers) > 0
     works = bool(len(numbers)) and not np.isnan(busy).any() and bool((busy.sum(axis=0) > 0).all())
     busiest = np.bincount(busy.argmax(axis=0), minlength=len(digests)) if several and works else None
+    reason = "one rank alone" if len(digests) < 2 else None if len(numbers) else "the ranks have no step in common"
+    if reason is None and not works:
+        reason = "a rank has no device work"
     return LoadBalance(
         imbalance=float(np.median(busy.max(axis=0) / busy.mean(axis=0))) if several and works else None,
         busiest_rank=digests[int(busiest.argmax())].rank if busiest is not None else None,
@@ -337,16 +296,8 @@ def find_balance(digests: Sequence[RankDigest], offsets_ns: Sequence[int], step:
         else {},
         end_spread_s=float(np.median(end.max(axis=0) - end.min(axis=0))) if several else None,
         steps=len(numbers),
-        reason=_why_no_balance(len(digests), len(numbers), works=works),
+        reason=None if reason is None else f"not applicable: {reason}",
     )
-
-
-def _why_no_balance(ranks: int, steps: int, *, works: bool) -> str | None:
-    if ranks < 2:
-        return "not applicable: one rank alone"
-    if not steps:
-        return "not applicable: the ranks have no step in common"
-    return None if works else "not applicable: a rank has no device work"
 
 
 def step_tables(

@@ -61,6 +61,9 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
         _add_messages(matching, arrival, duration, wait, transfer)
     late = np.where(together[owner], arrival - middle[owner], np.nan)
     own_late = _own_lateness(matching, together[owner])
+    # The first member (lowest rank) of each run that arrived latest.
+    candidates = np.flatnonzero(arrival == latest[owner])
+    last = rank[candidates[np.searchsorted(owner[candidates], np.arange(runs))]]
     return Waiting(
         duration_s=duration / 1e9,
         wait_s=wait / 1e9,
@@ -68,15 +71,8 @@ def find_waiting(matching: Matching, basis: Basis = "starts", offsets_ns: Sequen
         own_late_s=np.where(np.isnan(own_late), late, own_late) / 1e9,
         transfer_s=transfer / 1e9,
         skew_s=np.where(together, latest - middle, np.nan) / 1e9,
-        last=np.where(together, rank[_place_of_latest(arrival, latest, matching)], -1) if runs else owner,
+        last=np.where(together, last, -1),
     )
-
-
-def _place_of_latest(arrival: Floats, latest: Floats, matching: Matching) -> Whole:
-    """The first member (lowest rank) of each run that arrived latest."""
-    owner = matching.owner()
-    candidates = np.flatnonzero(arrival == latest[owner])
-    return candidates[np.searchsorted(owner[candidates], np.arange(len(matching)))]
 
 
 def _own_lateness(matching: Matching, kept: Mask) -> Floats:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepscope.analyze.step.device_work import COMMUNICATION, COMPUTE, TRANSFER, DeviceWork, Window, device_label
-from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time, join
-from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, Gaps, find_gaps
+from stepscope.analyze.step.host_activity import HostActivity, describe_activities, divide_cpu_time
+from stepscope.analyze.step.idle import HOST_REASONS, OTHER_REASONS, SYNC_REASONS, find_gaps
 from stepscope.analyze.step.intervals import (
     Intervals,
     clip,
     common_length,
     complement,
     intersect,
+    join,
     length,
     no_intervals,
     subtract,
@@ -78,32 +80,33 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     other_idle: float
 
 
-class GroupOverlap(msgspec.Struct, frozen=True, kw_only=True):
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of some communication ran beside compute."""
+
+    communication_s: float
+    """Time in which any of it ran."""
+    overlapped_s: float
+    exposed_s: float
+    hidden_share: float | None
+    """overlapped_s over communication_s; None without communication."""
+
+
+class GroupOverlap(Exposure, frozen=True, kw_only=True):
     """Communication of one process group."""
 
     group: str | None
     """None: kernels that do not say which group they are of."""
     description: str | None
     kernels: int
-    communication_s: float
-    overlapped_s: float
-    exposed_s: float
-    hidden_share: float | None
 
 
-class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """How much communication ran beside compute."""
+class Overlap(Exposure, frozen=True, kw_only=True):
+    """All communication."""
 
-    communication_s: float
-    """Time in which any communication ran."""
     communication_sum_s: float
     """Sum of the durations of communication kernels: more, where several run at once."""
-    overlapped_s: float
-    exposed_s: float
     exposed_from_all_s: float
     """Communication beside which neither compute nor copies ran."""
-    hidden_share: float | None
-    """overlapped_s over communication_s; None without communication."""
     groups: list[GroupOverlap]
 
 
@@ -173,10 +176,10 @@ def list_shares(shares: Shares) -> list[float]:
 def break_down(timeline: Timeline, step: int | None) -> Breakdown:
     """The shares of one step; None: of the whole trace."""
     trace = view(timeline)
-    found = _break_down(trace, step, trace.window(step))
+    window = trace.window(step)
+    found = _break_down(trace, step, window)
     if trace.works:
         return found
-    window = trace.window(step)
     activities = describe_activities(trace, window, divide_cpu_time(trace, window))
     return msgspec.structs.replace(found, host_activities=activities)
 
@@ -245,6 +248,8 @@ def _break_down_device(trace: TraceView, work: DeviceWork, step: int | None, win
     sets = _device_sets(work, window)
     groups, sum_ns = _communication(trace, work, window, sets[COMPUTE])
     gaps = find_gaps(trace, work, window)
+    sums = gaps.parts.sum(axis=0)
+    idle = [int(sums[list(reasons)].sum()) for reasons in (HOST_REASONS, SYNC_REASONS, OTHER_REASONS)]
     rows, others = work.rows, 0
     if step is not None:
         own = work.step == step
@@ -256,7 +261,7 @@ def _break_down_device(trace: TraceView, work: DeviceWork, step: int | None, win
     return _assemble(
         device=device_label(work.device),
         sets=sets,
-        idle=_idle_shares(gaps),
+        idle=idle,
         positions=_idle_positions(gaps.spans, sets, window),
         counts=(kernels, len(rows) - kernels),
         other_steps_ns=others,
@@ -282,20 +287,15 @@ def _communication(
     """The overlap of each process group, and the sum of all durations."""
     part = work.part(window)
     mine = np.flatnonzero(work.share[part] == COMMUNICATION) + part.start
-    sum_ns = _clipped_sum(work.start[mine], work.end[mine], window)
+    sum_ns = length(clip(Intervals(work.start[mine], work.end[mine]), *window))
     return _group_overlaps(trace, work.rows[mine], window, compute), sum_ns
-
-
-def _clipped_sum(start: Integers, end: Integers, window: Window) -> int:
-    inside = np.minimum(end, window.end_ns) - np.maximum(start, window.start_ns)
-    return int(np.maximum(inside, 0).sum())
 
 
 def _assemble(
     *,
     device: str,
     sets: Sequence[Intervals],
-    idle: tuple[int, int, int],
+    idle: Sequence[int],
     positions: tuple[int, int, int],
     counts: tuple[int, int],
     other_steps_ns: int,
@@ -334,14 +334,20 @@ def _overlap(
     communication = _time_with(together, {"communication"})
     overlapped = _time_with(together, {"compute", "communication"})
     return Overlap(
-        communication_s=seconds(communication),
+        **_exposure(communication, overlapped),
         communication_sum_s=seconds(sum_ns),
-        overlapped_s=seconds(overlapped),
-        exposed_s=seconds(communication - overlapped),
         exposed_from_all_s=seconds(alone["communication"]),
-        hidden_share=overlapped / communication if communication else None,
         groups=groups,
     )
+
+
+def _exposure(total: int, overlapped: int) -> dict[str, Any]:
+    """Fields of Exposure."""
+    times = {"communication_s": total, "overlapped_s": overlapped, "exposed_s": total - overlapped}
+    return {
+        **{name: seconds(spent) for name, spent in times.items()},
+        "hidden_share": overlapped / total if total else None,
+    }
 
 
 def _combine(sets: Sequence[Intervals]) -> tuple[dict[str, int], dict[tuple[str, ...], int]]:
@@ -362,12 +368,6 @@ def _combine(sets: Sequence[Intervals]) -> tuple[dict[str, int], dict[tuple[str,
     return alone, {names: spent for names, spent in together.items() if spent}
 
 
-def _idle_shares(gaps: Gaps) -> tuple[int, int, int]:
-    sums = gaps.parts.sum(axis=0)
-    host, sync, other = (int(sums[list(reasons)].sum()) for reasons in (HOST_REASONS, SYNC_REASONS, OTHER_REASONS))
-    return host, sync, other
-
-
 def _idle_positions(gaps: Intervals, sets: Sequence[Intervals], window: Window) -> tuple[int, int, int]:
     """Idle time before the first work, between, and after the last; all of it is before where there is no work."""
     starts = [int(one.start[0]) for one in sets if len(one.start)]
@@ -384,16 +384,12 @@ def _group_overlaps(trace: TraceView, rows: Integers, window: Window, compute: I
     for code in distinct(codes):
         mine = rows[codes == code]
         spans = clip(trace.spans(mine), *window)
-        total, overlapped = length(spans), common_length(spans, compute)
         overlaps.append(
             GroupOverlap(
                 group=None if code == MISSING else trace.text(code),
                 description=trace.timeline.text("group_description", int(mine[0])),
                 kernels=len(mine),
-                communication_s=seconds(total),
-                overlapped_s=seconds(overlapped),
-                exposed_s=seconds(total - overlapped),
-                hidden_share=overlapped / total if total else None,
+                **_exposure(length(spans), common_length(spans, compute)),
             )
         )
     return overlaps
@@ -415,5 +411,5 @@ def _break_down_cpu(trace: TraceView, window: Window) -> DeviceBreakdown:
         counts=(0, 0),
         other_steps_ns=0,
         groups=[],
-        sum_ns=_clipped_sum(trace.start[rows], trace.end[rows], window),
+        sum_ns=length(clip(Intervals(trace.start[rows], trace.end[rows]), *window)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from stepscope.analyze.section import Field, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
 from stepscope.analyze.step.numbers import distinct
 from stepscope.analyze.step.view import TraceView, view
+from stepscope.formats.nesting import look_up
 from stepscope.formats.timeline import COUNTER, KERNEL, MISSING, OPERATOR, OTHER, RUNTIME, Integers, Timeline
 
 if TYPE_CHECKING:
@@ -65,46 +66,37 @@ class CounterReport(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class _Ranges(NamedTuple):
-    rows: Any
-    values: list[dict[str, float]]
-
-
 def count_by_operator(timeline: Timeline, step: int | None) -> CounterReport:
     """Counters of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
-    ranges = _find_ranges(trace)
-    launch, ways = _match(trace, ranges)
+    trace.check(step)
+    rows, values = _find_ranges(trace)
+    launch, ways = _match(trace, rows)
     if step is not None:
         of_launch = launch >= 0
-        inside = trace.step[ranges.rows] == step
+        inside = trace.step[rows] == step
         inside[of_launch] = trace.step[launch[of_launch]] == step
-        ranges = _Ranges(ranges.rows[inside], [one for one, kept in zip(ranges.values, inside, strict=True) if kept])
-        launch = launch[inside]
+        rows, launch = rows[inside], launch[inside]
+        values = [one for one, kept in zip(values, inside, strict=True) if kept]
     series = _find_series(trace, step)
-    matched = int((launch >= 0).sum())
+    matched, found = int((launch >= 0).sum()), len(rows)
+    note = None if found or series else NO_COUNTERS
+    if matched < found:
+        note = f"{found - matched} of {found} profiler ranges could not be matched with a launch"
     return CounterReport(
         step=step,
-        ranges=len(ranges.rows),
+        ranges=found,
         matched=matched,
         matched_by=ways,
-        counters=sorted({name for one in ranges.values for name in one}),
-        by_operator=_sum_up(trace, launch, ranges.values),
+        counters=sorted({name for one in values for name in one}),
+        by_operator=_sum_up(trace, launch, values),
         series=series,
-        note=_note(len(ranges.rows), matched, series),
+        note=note,
     )
 
 
-def _note(ranges: int, matched: int, series: Sequence[CounterSeries]) -> str | None:
-    if not ranges:
-        return None if series else NO_COUNTERS
-    if matched < ranges:
-        return f"{ranges - matched} of {ranges} profiler ranges could not be matched with a launch"
-    return None
-
-
-def _find_ranges(trace: TraceView) -> _Ranges:
+def _find_ranges(trace: TraceView) -> tuple[Integers, list[dict[str, float]]]:
+    """Rows of profiler ranges in order of time, and the counters of each."""
     rows = trace.rows(COUNTER, OTHER)
     codes = trace.column("arguments")[rows] if len(rows) else rows
     rows, codes = rows[codes != MISSING], codes[codes != MISSING]
@@ -112,7 +104,7 @@ def _find_ranges(trace: TraceView) -> _Ranges:
     has_values = np.array([bool(parsed[code]) for code in codes.tolist()], bool)
     rows, codes = rows[has_values], codes[has_values]
     order = np.argsort(trace.start[rows], kind="stable")
-    return _Ranges(rows[order], [parsed[code] for code in codes[order].tolist()])
+    return rows[order], [parsed[code] for code in codes[order].tolist()]
 
 
 def _parse(text: str) -> dict[str, float]:
@@ -135,35 +127,27 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _match(trace: TraceView, ranges: _Ranges) -> tuple[Integers, list[str]]:
+def _match(trace: TraceView, rows: Integers) -> tuple[Integers, list[str]]:
     """The call that launched what each range counted (−1: not found), and how they were found.
 
     By correlation where ranges have one; else the n-th range of a name is the n-th kernel of that name on the stream;
     else, where there are as many ranges as launches, the n-th is the n-th. Numbers that differ are never matched: every
     value after the first difference would go to a wrong operator.
     """
-    launch = np.full(len(ranges.rows), MISSING, np.int64)
+    launch = np.full(len(rows), MISSING, np.int64)
     ways = []
     for way, find in (("correlation", _by_correlation), ("name", _by_name), ("order", _by_order)):
         missing = np.flatnonzero(launch == MISSING)
         if len(missing):
-            launch[missing] = find(trace, ranges.rows[missing])
+            launch[missing] = find(trace, rows[missing])
             if (launch[missing] >= 0).any():
                 ways.append(way)
     return launch, ways
 
 
 def _by_correlation(trace: TraceView, rows: Integers) -> Integers:
-    correlation = trace.column("correlation")
-    calls = trace.rows(RUNTIME)
-    calls = calls[correlation[calls] >= 0]
-    calls = calls[np.argsort(correlation[calls], kind="stable")]
-    found = np.full(len(rows), MISSING, np.int64)
-    if len(calls):
-        place = np.minimum(np.searchsorted(correlation[calls], correlation[rows]), len(calls) - 1)
-        matches = (correlation[rows] >= 0) & (correlation[calls[place]] == correlation[rows])
-        found[matches] = calls[place[matches]]
-    return found
+    correlation, calls = trace.column("correlation"), trace.rows(RUNTIME)
+    return look_up(correlation[rows], correlation[calls], calls)
 
 
 def _by_name(trace: TraceView, rows: Integers) -> Integers:
@@ -201,25 +185,23 @@ def _sum_up(trace: TraceView, launch: Integers, values: Sequence[Mapping[str, fl
     groups: dict[str, list[int]] = {}
     tops: dict[str, dict[str, None]] = {}
     for place, (own, top) in enumerate(zip(inner.tolist(), outer.tolist(), strict=True)):
-        name = trace.text(int(trace.name[own])) if own >= 0 else NO_OPERATOR
+        name = trace.label(own) or NO_OPERATOR
         groups.setdefault(name, []).append(place)
         if top >= 0:
             tops.setdefault(name, {})[trace.text(int(trace.name[top]))] = None
     found = []
     for name, places in groups.items():
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
+        values_of: dict[str, list[float]] = {}
         for place in places:
             for counter, value in values[place].items():
-                sums[counter] = sums.get(counter, 0.0) + value
-                counts[counter] = counts.get(counter, 0) + 1
+                values_of.setdefault(counter, []).append(value)
         found.append(
             OperatorCounters(
                 operator=name,
                 top_operators=list(tops.get(name, {})),
                 kernels=len(places),
-                sums=sums,
-                means={counter: value / counts[counter] for counter, value in sums.items()},
+                sums={counter: sum(each) for counter, each in values_of.items()},
+                means={counter: sum(each) / len(each) for counter, each in values_of.items()},
             )
         )
     return sorted(found, key=lambda one: -one.kernels)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepscope.analyze.step.intervals import Intervals
+from stepscope.analyze.step.intervals import Intervals, clip, length
 from stepscope.formats import classify
 from stepscope.formats.timeline import COPY, MISSING, SET, Integers
 
@@ -104,16 +104,24 @@ class DeviceWork:
     @cached_property
     def share(self) -> Integers:
         """COMPUTE, COMMUNICATION or TRANSFER."""
-        category, kind = self._take("category"), self._take("kind")
-        share = np.full(len(self.rows), COMPUTE, np.int8)
-        share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
-        share[category == classify.COMMUNICATION] = COMMUNICATION
-        return share
+        return share_work(self._take("kind"), self._take("category"))
 
     def part(self, window: Window) -> slice:
-        """Rows that reach into the window (some in between may have ended before it)."""
-        first = int(self.latest_end.searchsorted(window.start_ns, side="left"))
-        return slice(first, max(first, int(self.start.searchsorted(window.end_ns, side="left"))))
+        return reaching_in(self.start, self.latest_end, window)
+
+
+def reaching_in(start: Integers, latest_end: Integers, window: Window) -> slice:
+    """Rows, in order of start, that reach into the window (some in between may have ended before it)."""
+    first = int(latest_end.searchsorted(window.start_ns, side="left"))
+    return slice(first, max(first, int(start.searchsorted(window.end_ns, side="left"))))
+
+
+def share_work(kind: Integers, category: Integers) -> Integers:
+    """COMPUTE, COMMUNICATION or TRANSFER, for device rows of these kinds and categories."""
+    share = np.full(len(kind), COMPUTE, np.int8)
+    share[(kind == COPY) | (kind == SET) | (category == classify.COPY) | (category == classify.SET)] = TRANSFER
+    share[category == classify.COMMUNICATION] = COMMUNICATION
+    return share
 
 
 def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
@@ -131,8 +139,7 @@ def busy_spans(work: DeviceWork, part: slice) -> tuple[Intervals, Integers]:
 
 def busy_ns(work: DeviceWork, window: Window) -> int:
     spans, _ = busy_spans(work, work.part(window))
-    inside = np.minimum(spans.end, window.end_ns) - np.maximum(spans.start, window.start_ns)
-    return int(np.maximum(inside, 0).sum())
+    return length(clip(spans, *window))
 
 
 def device_label(device: int) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.step.device_work import Window
-from stepscope.analyze.step.intervals import Intervals, clip, length, measure_within, no_intervals, subtract, union
+from stepscope.analyze.step.intervals import Intervals, clip, join, length, measure_within, subtract
 from stepscope.analyze.step.numbers import distinct, seconds
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats.classify import classify_lone_communication
@@ -111,11 +111,8 @@ def find_host_collectives(trace: TraceView, window: Window) -> Integers:
 def describe_activities(trace: TraceView, window: Window, times: CpuTimes) -> list[HostActivity]:
     """Those that took any time, longest first."""
     program = _list_calls(trace, window)
-    found = [
-        _describe(trace, window, activity, spans, program)
-        for activity, spans in times.beside.items()
-        if len(spans.start)
-    ]
+    spent = [(activity, spans) for activity, spans in times.beside.items() if len(spans.start)]
+    found = [_describe(trace, window, activity, spans, program) for activity, spans in spent]
     return sorted(found, key=lambda one: -one.time_s)
 
 
@@ -133,9 +130,8 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
     if activity == "python":
         calls = program.rows[program.is_function]
     else:
-        calls = calls[
-            trace.enclosing(trace.parent[calls], trace.mask(calls)) == MISSING
-        ]  # inside another it is the same call
+        # Inside another it is the same call.
+        calls = calls[trace.enclosing(trace.parent[calls], trace.mask(calls)) == MISSING]
     longest, _ = _longest(trace, calls, trace.end[calls] - trace.start[calls])
     own = _own_times(trace, program, spans)
     taking = np.flatnonzero(program.is_function & (own > 0))
@@ -149,9 +145,9 @@ def _describe(trace: TraceView, window: Window, activity: str, spans: Intervals,
         time_s=seconds(length(spans)),
         count=len(calls),
         call=trace.text(int(trace.name[longest])),
-        function=trace.text(int(trace.name[function])) if function >= 0 else None,
+        function=trace.label(function),
         function_s=seconds(own_ns),
-        caller=trace.text(int(trace.name[caller])) if caller >= 0 else None,
+        caller=trace.label(caller),
     )
 
 
@@ -198,10 +194,3 @@ def _program_rows(trace: TraceView, window: Window, is_wanted: Callable[[str], o
 def _inside(trace: TraceView, rows: Integers, window: Window) -> Integers:
     kept: Integers = rows[(trace.end[rows] > window.start_ns) & (trace.start[rows] < window.end_ns)]
     return kept
-
-
-def join(sets: tuple[Intervals, ...] | list[Intervals]) -> Intervals:
-    """The union of several sets."""
-    if not sets:
-        return no_intervals()
-    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))

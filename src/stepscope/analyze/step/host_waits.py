@@ -2,88 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork
-from stepscope.analyze.step.intervals import Intervals, no_intervals, subtract, touches, union
+from stepscope.analyze.step.intervals import Intervals, join, no_intervals, subtract, touches
 from stepscope.analyze.step.numbers import Mask, distinct, unique
-from stepscope.analyze.step.row_orders import NEVER
-from stepscope.analyze.step.view import TraceView
+from stepscope.analyze.step.view import NEVER, TraceView
 from stepscope.formats import classify
 from stepscope.formats.classify import HOST_WAITS, classify_call, classify_host_communication
 from stepscope.formats.timeline import COPY, OPERATOR, RUNTIME, SYNC, Integers
-
-if TYPE_CHECKING:
-    Waits = Mapping[int, Integers]
-    """Thread → when its calls began that make a stream wait for an event; ascending."""
-
-
-class LaunchSurvey:
-    """What the launches of a trace tell of its waits."""
-
-    def __init__(self, trace: TraceView, waits: Waits) -> None:
-        self._trace = trace
-        self._waits = waits
-
-    @cached_property
-    def least(self) -> Integers:
-        """By code of the call's name the shortest time from a call to the start of its work on an empty stream.
-
-        0 where none was seen.
-        """
-        trace = self._trace
-        least = np.full(len(trace.timeline.texts), NEVER)
-        for work in trace.works:
-            free_from = trace.order_on_streams(work).free_from
-            alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
-            latency = np.maximum(work.start[alone] - work.called[alone], 0)
-            np.minimum.at(least, trace.name[work.launch[alone]], latency)
-        return _or_zero(least)
-
-    @cached_property
-    def threads(self) -> list[int]:
-        """Threads that launched device work; −1 where the trace does not name the thread."""
-        trace = self._trace
-        found = (distinct(trace.thread[work.launch[work.launch >= 0]]) for work in trace.works)
-        return sorted({thread for threads in found for thread in threads})
-
-    @cached_property
-    def blocking(self) -> Integers:
-        """Calls of copies that did not leave the host to go on.
-
-        Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
-        launch of a graph starts many: that one copy in it has ended by then says nothing.
-        """
-        trace = self._trace
-        found = [np.zeros(0, np.int64)]
-        for work in trace.works:
-            copies = work.rows[trace.kind[work.rows] == COPY]
-            copies = copies[trace.parent[copies] >= 0]
-            launch = trace.parent[copies]
-            pageable = trace.has_name(copies, _is_pageable)
-            waited = trace.end[launch] >= np.where(pageable, trace.start[copies], trace.end[copies])
-            found.append(_launch_nothing_else(work, launch[waited]))
-        return np.concatenate(found)
-
-    @cached_property
-    def held(self) -> dict[int, Integers]:
-        """Thread → when its launches began that are the first after a wait for an event, ascending."""
-        trace = self._trace
-        held = {}
-        for one, times in self._waits.items():
-            called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
-            launches = np.sort(np.concatenate([times[:0], *called]), kind="stable")
-            following = launches.searchsorted(times, side="left")
-            held[one] = launches[following[following < len(launches)]]
-        return held
-
-
-def _is_pageable(name: str) -> bool:
-    return "Pageable" in name
 
 
 def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
@@ -93,11 +22,6 @@ def _launch_nothing_else(work: DeviceWork, calls: Integers) -> Integers:
     launches = np.sort(work.launch, kind="stable")
     alone: Integers = calls[launches.searchsorted(calls, side="left") + 1 == launches.searchsorted(calls, side="right")]
     return alone
-
-
-def _or_zero(least: Integers) -> Integers:
-    least[least == NEVER] = 0
-    return least
 
 
 STREAM_WAIT = "Stream Wait Event"
@@ -134,7 +58,7 @@ class HostWaits:
         """Runtime rows that wait: by name, and copies that did not leave the host to go on."""
         trace = self._trace
         found = trace.named(self._waiting, is_blocking_name)
-        return unique(np.append(found, self.launches.blocking)) if len(self.launches.blocking) else found
+        return unique(np.append(found, self.blocking_copies)) if len(self.blocking_copies) else found
 
     @cached_property
     def _blocked(self) -> Intervals:
@@ -151,34 +75,102 @@ class HostWaits:
 
     @cached_property
     def _unplaced(self) -> Intervals:
-        return self._trace.spans(_unplaced_syncs(self._trace))
+        """Waits of the host that the profiler recorded itself, where the call that waited is not in the trace."""
+        trace, (rows, said) = self._trace, self._syncs
+        if not len(rows):
+            return no_intervals()
+        correlation = trace.column("correlation")
+        calls = correlation[trace.rows(RUNTIME)]
+        names = {code: trace.text(code) for code in distinct(said)}
+        of_host = [code for code, name in names.items() if "Sync" in name and name != STREAM_WAIT]
+        return trace.spans(rows[np.isin(said, of_host) & ~np.isin(correlation[rows], calls[calls >= 0])])
 
     @cached_property
     def _peers(self) -> Integers:
-        return _host_collectives(self._trace)
+        """Operators that are collectives on the host; none where the device communicates: they only launch there."""
+        trace = self._trace
+        if any(work.communicates for work in trace.works):
+            return np.zeros(0, np.int64)
+        return trace.named(trace.rows(OPERATOR), classify_host_communication)
+
+    @cached_property
+    def _syncs(self) -> tuple[Integers, Integers]:
+        """Waits that the profiler recorded itself, and the code of what each says it is."""
+        trace, rows = self._trace, self._trace.rows(SYNC)
+        if not len(rows):
+            return rows, rows
+        kinds = trace.column("sync_kind")[rows]
+        return rows, np.where(kinds >= 0, kinds, trace.name[rows])
 
     @cached_property
     def _recorded(self) -> dict[tuple[int, int], Integers]:
-        return _recorded_waits(self._trace)
+        """(device, stream) → when a wait for an event was put on it; empty where the trace records none."""
+        trace, (rows, said) = self._trace, self._syncs
+        rows = rows[np.isin(said, [code for code in distinct(said) if trace.text(code) == STREAM_WAIT])]
+        if not len(rows):
+            return {}
+        device, stream = trace.column("device")[rows], trace.column("stream")[rows]
+        return {
+            (one, other): np.sort(trace.start[rows[(device == one) & (stream == other)]])
+            for one, other in set(zip(device.tolist(), stream.tolist(), strict=True))
+        }
 
     @cached_property
-    def launches(self) -> LaunchSurvey:
+    def least(self) -> Integers:
+        """By code of the call's name the shortest time from a call to the start of its work on an empty stream.
+
+        0 where none was seen.
+        """
+        trace = self._trace
+        least = np.full(len(trace.timeline.texts), NEVER)
+        for work in trace.works:
+            free_from = trace.order_on_streams(work).free_from
+            alone = np.flatnonzero((work.launch >= 0) & (free_from <= work.called))
+            latency = np.maximum(work.start[alone] - work.called[alone], 0)
+            np.minimum.at(least, trace.name[work.launch[alone]], latency)
+        least[least == NEVER] = 0
+        return least
+
+    @cached_property
+    def blocking_copies(self) -> Integers:
+        """Calls of copies that did not leave the host to go on.
+
+        Such a call returns only when its copy has ended, or, where memory is pageable, when the copy has begun. The
+        launch of a graph starts many: that one copy in it has ended by then says nothing.
+        """
+        trace = self._trace
+        found = [np.zeros(0, np.int64)]
+        for work in trace.works:
+            copies = work.rows[trace.kind[work.rows] == COPY]
+            copies = copies[trace.parent[copies] >= 0]
+            launch = trace.parent[copies]
+            pageable = trace.has_name(copies, lambda name: "Pageable" in name)
+            waited = trace.end[launch] >= np.where(pageable, trace.start[copies], trace.end[copies])
+            found.append(_launch_nothing_else(work, launch[waited]))
+        return np.concatenate(found)
+
+    @cached_property
+    def held(self) -> dict[int, Integers]:
+        """Thread → when its launches began that are the first after a wait for an event, ascending."""
         trace = self._trace
         rows = trace.named(self._waiting, is_wait_name)
-        thread = trace.thread[rows]
-        waits = {one: np.sort(trace.start[rows[thread == one]]) for one in distinct(thread)}
-        return LaunchSurvey(trace, waits)
+        held = {}
+        for one in distinct(trace.thread[rows]):
+            times = np.sort(trace.start[rows[trace.thread[rows] == one]])
+            called = [work.called[(work.launch >= 0) & (trace.thread[work.launch] == one)] for work in trace.works]
+            launches = np.sort(np.concatenate([times[:0], *called]), kind="stable")
+            following = launches.searchsorted(times, side="left")
+            held[one] = launches[following[following < len(launches)]]
+        return held
 
     def is_blocking(self, rows: Integers) -> Mask:
         """Whether each of these calls returned only when device work had ended."""
-        is_blocking = self._trace.keep("is blocking", self._mark_blocking)
-        found: Mask = is_blocking[rows]
+        found: Mask = self._is_blocking[rows]
         return found
 
-    def _mark_blocking(self) -> Mask:
-        mask = np.zeros(len(self._trace.start), bool)
-        mask[self._calls] = True
-        return mask
+    @cached_property
+    def _is_blocking(self) -> Mask:
+        return self._trace.mask(self._calls)
 
     def synchronising(self, thread: int) -> Intervals:
         """When the thread was inside a blocking call, or did nothing recorded while another thread was.
@@ -186,18 +178,18 @@ class HostWaits:
         The second is how a backward pass looks: its thread has nothing to do until the main one comes back from a wait.
         Waits of which the trace does not say who waited count for every thread.
         """
-        return self._trace.keep(("synchronising", thread), lambda: self._synchronising(thread))
 
-    def _synchronising(self, thread: int) -> Intervals:
-        trace = self._trace
-        is_own = trace.thread[self._calls] == thread
-        own = trace.spans(self._calls[is_own])
-        others = no_intervals()
-        if not is_own.all():
-            top = self._top_meanwhile
-            others = subtract(self._blocked, trace.spans(top[trace.thread[top] == thread]))
-        parts = (own, others, self._unplaced)
-        return union(np.concatenate([one.start for one in parts]), np.concatenate([one.end for one in parts]))
+        def find() -> Intervals:
+            trace = self._trace
+            is_own = trace.thread[self._calls] == thread
+            own = trace.spans(self._calls[is_own])
+            others = no_intervals()
+            if not is_own.all():
+                top = self._top_meanwhile
+                others = subtract(self._blocked, trace.spans(top[trace.thread[top] == thread]))
+            return join((own, others, self._unplaced))
+
+        return self._trace.keep(("synchronising", thread), find)
 
     def with_peers(self, thread: int) -> Intervals:
         """When the thread was inside a collective that runs on the host, and not inside a blocking call."""
@@ -220,57 +212,13 @@ class HostWaits:
             for (device, stream), times in self._recorded.items():
                 if device == work.device:
                     mine = work.stream[place] == stream
-                    waited[mine] = _any_between(times, since[mine], work.called[place[mine]])
+                    low, high = since[mine], work.called[place[mine]]
+                    waited[mine] = times.searchsorted(high, side="right") > times.searchsorted(low, side="right")
             return waited
         launch = trace.parent[work.rows[place]]
         thread = trace.thread[launch]
-        for one, held in self.launches.held.items():
+        for one, held in self.held.items():
             mine = np.flatnonzero(thread == one)
             called = trace.start[launch[mine]]
             waited[mine] = held.searchsorted(called, side="right") > held.searchsorted(called, side="left")
         return waited
-
-
-def _any_between(times: Integers, low: Integers, high: Integers) -> Mask:
-    found: Mask = times.searchsorted(high, side="right") > times.searchsorted(low, side="right")
-    return found
-
-
-def _unplaced_syncs(trace: TraceView) -> Integers:
-    """Waits of the host that the profiler recorded itself, where the call that waited is not in the trace."""
-    rows = trace.rows(SYNC)
-    if not len(rows):
-        return rows
-    correlation = trace.column("correlation")
-    calls = correlation[trace.rows(RUNTIME)]
-    kinds = trace.column("sync_kind")[rows]
-    said = np.where(kinds >= 0, kinds, trace.name[rows])
-    of_host = [code for code in distinct(said) if _is_host_sync(trace.text(code))]
-    return rows[np.isin(said, of_host) & ~np.isin(correlation[rows], calls[calls >= 0])]
-
-
-def _is_host_sync(text: str) -> bool:
-    return "Sync" in text and text != STREAM_WAIT
-
-
-def _host_collectives(trace: TraceView) -> Integers:
-    """Operators that are collectives on the host; none where the device communicates: they only launch there."""
-    if any(work.communicates for work in trace.works):
-        return np.zeros(0, np.int64)
-    return trace.named(trace.rows(OPERATOR), classify_host_communication)
-
-
-def _recorded_waits(trace: TraceView) -> dict[tuple[int, int], Integers]:
-    """(device, stream) → when a wait for an event was put on it; empty where the trace records none."""
-    rows = trace.rows(SYNC)
-    if not len(rows):
-        return {}
-    kinds = trace.column("sync_kind")[rows]
-    said = np.where(kinds >= 0, kinds, trace.name[rows])
-    is_wait = [code for code in distinct(said) if trace.text(code) == STREAM_WAIT]
-    rows = rows[np.isin(said, is_wait)]
-    device, stream = trace.column("device")[rows], trace.column("stream")[rows]
-    waits: dict[tuple[int, int], Integers] = {}
-    for one, other in set(zip(device.tolist(), stream.tolist(), strict=True)):
-        waits[one, other] = np.sort(trace.start[rows[(device == one) & (stream == other)]])
-    return waits

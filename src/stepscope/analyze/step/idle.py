@@ -12,7 +12,17 @@ from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import DeviceWork, Window, busy_spans, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import Intervals, measure_within
-from stepscope.analyze.step.numbers import Whole, distinct, number_codes, seconds, share_of, top_by
+from stepscope.analyze.step.numbers import (
+    Whole,
+    distinct,
+    expand,
+    make_rows,
+    number_codes,
+    seconds,
+    share_of,
+    sum_by,
+    top_by,
+)
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.classify import short_name
@@ -89,30 +99,14 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class IdleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Idle time of one device in one window."""
+class IdleReport(IdleCauses, frozen=True, kw_only=True):
+    """Also what the host did meanwhile."""
 
-    step: int | None
-    device: str
     idle_s: float
-    idle_ns: int
-    gaps: int
     by_reason_s: dict[str, float]
-    by_reason_ns: dict[str, int]
-    """Sums to idle_ns exactly."""
     by_operator: list[IdleOf]
     """Longest first; sums to idle_s."""
     longest: list[IdleGap]
-    note: str | None = None
-
-
-def explain_idle(timeline: Timeline, step: int | None, *, top: int = 20) -> IdleReport:
-    """Gaps of the rank's device (its busiest) in a step; None: in the whole trace."""
-    trace = view(timeline)
-    window = trace.window(step)
-    if not trace.works:
-        return no_device(step)
-    return report_idle(trace, trace.busiest(window), step, window, top=top)
 
 
 def idle_by_cause(timeline: Timeline, step: int | None) -> IdleCauses:
@@ -120,33 +114,42 @@ def idle_by_cause(timeline: Timeline, step: int | None) -> IdleCauses:
     trace = view(timeline)
     window = trace.window(step)
     if not trace.works:
-        return IdleCauses(
-            step=step, device="cpu", idle_ns=0, gaps=0, by_reason_ns=dict.fromkeys(REASONS, 0), note=_NOTE
-        )
+        nothing = dict.fromkeys(REASONS, 0)
+        return IdleCauses(step=step, device="cpu", idle_ns=0, gaps=0, by_reason_ns=nothing, note=_NOTE)
     work = trace.busiest(window)
-    gaps = find_gaps(trace, work, window)
+    return _sum_causes(step, work, find_gaps(trace, work, window))
+
+
+def _sum_causes(step: int | None, work: DeviceWork, gaps: Gaps) -> IdleCauses:
     by_reason = dict(zip(REASONS, gaps.parts.sum(axis=0).tolist(), strict=True))
-    return IdleCauses(
-        step=step,
-        device=device_label(work.device),
-        idle_ns=sum(by_reason.values()),
-        gaps=len(gaps.next),
-        by_reason_ns=by_reason,
-    )
+    idle_ns, device = sum(by_reason.values()), device_label(work.device)
+    return IdleCauses(step=step, device=device, idle_ns=idle_ns, gaps=len(gaps.next), by_reason_ns=by_reason)
 
 
-def no_device(step: int | None) -> IdleReport:
+def explain_idle(timeline: Timeline, step: int | None, *, top: int = 20) -> IdleReport:
+    """Gaps of the rank's device (its busiest) in a step; None: in the whole trace."""
+    trace = view(timeline)
+    window = trace.window(step)
+    by_operator, longest = [], []
+    if not trace.works:
+        causes = idle_by_cause(timeline, step)
+    else:
+        work = trace.busiest(window)
+        gaps = find_gaps(trace, work, window)
+        causes = _sum_causes(step, work, gaps)
+        lengths, doing = gaps.spans.end - gaps.spans.start, _find_doings(trace, gaps)
+        labels, place = _name_doings(trace, doing)
+        by_operator = _by_label(labels, place, lengths, causes.idle_ns)
+        longest = [
+            _describe_gap(trace, work, window, gaps, one=one, label=labels[place[one]], doing=int(doing[one]))
+            for one in top_by(lengths, top)
+        ]
     return IdleReport(
-        step=step,
-        device="cpu",
-        idle_s=0.0,
-        idle_ns=0,
-        gaps=0,
-        by_reason_s=dict.fromkeys(REASONS, 0.0),
-        by_reason_ns=dict.fromkeys(REASONS, 0),
-        by_operator=[],
-        longest=[],
-        note=_NOTE,
+        **msgspec.structs.asdict(causes),
+        idle_s=seconds(causes.idle_ns),
+        by_reason_s={reason: seconds(spent) for reason, spent in causes.by_reason_ns.items()},
+        by_operator=by_operator,
+        longest=longest,
     )
 
 
@@ -177,7 +180,7 @@ def _reasons(
     nothing_follows = following == MISSING
     known = launch >= 0
     called = np.where(known, trace.start[launch], begin)
-    least = np.where(known, waits.launches.least[trace.name[launch]], 0)
+    least = np.where(known, waits.least[trace.name[launch]], 0)
     # A call that has not returned by the end of the gap has not done its work before either.
     late = known & ((called + least > begin) | (trace.end[launch] >= finish))
     reasons = np.where(late | nothing_follows, HOST_LAUNCH, UNKNOWN)
@@ -220,29 +223,6 @@ def _part_host_time(
                 parts[mine, HOST_LAUNCH] -= taken
 
 
-def report_idle(trace: TraceView, work: DeviceWork, step: int | None, window: Window, *, top: int = 20) -> IdleReport:
-    gaps = find_gaps(trace, work, window)
-    lengths = gaps.spans.end - gaps.spans.start
-    doing = _find_doings(trace, gaps)
-    labels, place = _name_doings(trace, doing)
-    total = int(lengths.sum())
-    by_reason = dict(zip(REASONS, gaps.parts.sum(axis=0).tolist(), strict=True))
-    return IdleReport(
-        step=step,
-        device=device_label(work.device),
-        idle_s=seconds(total),
-        idle_ns=total,
-        gaps=len(lengths),
-        by_reason_s={reason: seconds(spent) for reason, spent in by_reason.items()},
-        by_reason_ns=by_reason,
-        by_operator=_by_label(labels, place, lengths, total),
-        longest=[
-            _describe_gap(trace, work, window, gaps, one=one, label=labels[place[one]], doing=int(doing[one]))
-            for one in top_by(lengths, top)
-        ],
-    )
-
-
 def _find_doings(trace: TraceView, gaps: Gaps) -> Integers:
     """For each gap the host row that says what the thread was doing during most of it; −1: nothing recorded.
 
@@ -281,10 +261,9 @@ def _longest_operator(trace: TraceView, thread: int, spans: Intervals, otherwise
     start, end = trace.start[rows], np.maximum.accumulate(trace.end[rows])
     first, last = end.searchsorted(begin, side="right"), start.searchsorted(finish, side="left")
     count = np.maximum(last - first, 0)
-    gap = np.repeat(np.arange(len(begin)), count)
+    gap, place = expand(first, count)
     if not len(gap):
         return otherwise
-    place = np.arange(len(gap)) + np.repeat(first - (np.cumsum(count) - count), count)
     covered = np.minimum(end[place], finish[gap]) - np.maximum(start[place], begin[gap])
     covers_most = np.zeros(len(begin), np.int64)
     np.maximum.at(covers_most, gap, covered)
@@ -315,15 +294,13 @@ def _label(texts: Sequence[str], code: int) -> str:
 
 
 def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int) -> list[IdleOf]:
-    counts = np.bincount(place, minlength=len(labels)).tolist()
-    sums, longest = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
-    np.add.at(sums, place, lengths)
+    counts, sums = np.bincount(place, minlength=len(labels)), sum_by(place, lengths, len(labels))
+    longest = np.zeros(len(labels), np.int64)
     np.maximum.at(longest, place, lengths)
-    listed = zip(labels, counts, sums.tolist(), longest.tolist(), strict=True)
-    return [
-        IdleOf(operator=name, gaps=count, total_s=seconds(spent), share=share_of(spent, total), longest_s=seconds(most))
-        for name, count, spent, most in sorted(listed, key=lambda one: -one[2])
-    ]
+    order = np.argsort(-sums, kind="stable")
+    columns = {"operator": [labels[one] for one in order.tolist()], "gaps": counts[order]}
+    columns |= {"total_s": sums[order] / 1e9, "share": sums[order] / max(total, 1), "longest_s": longest[order] / 1e9}
+    return make_rows(IdleOf, columns)
 
 
 def _describe_gap(
@@ -332,14 +309,14 @@ def _describe_gap(
     start, end = int(gaps.spans.start[one]), int(gaps.spans.end[one])
     parts = gaps.parts[one].tolist()
     following = int(gaps.next[one])
-    name = trace.text(int(trace.name[work.rows[following]])) if following >= 0 else None
+    name = trace.label(int(work.rows[following])) if following >= 0 else None
     return IdleGap(
         start_s=seconds(start - window.start_ns),
         duration_s=seconds(end - start),
         reason=REASONS[parts.index(max(parts))],
         parts_s={reason: seconds(spent) for reason, spent in zip(REASONS, parts, strict=True) if spent},
         operator=label,
-        call=trace.text(int(trace.name[doing])) if doing >= 0 and trace.kind[doing] == RUNTIME else None,
+        call=trace.label(doing) if trace.kind[doing] == RUNTIME else None,
         next_name=None if name is None else short_name(name),
     )
 

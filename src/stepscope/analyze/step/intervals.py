@@ -5,11 +5,12 @@ Everything is exact: lengths are integers, and no interval is lost to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepscope.analyze.step.numbers import Mask, Whole
+from stepscope.analyze.step.numbers import Mask, Whole, expand
 from stepscope.formats.timeline import Integers
 
 
@@ -86,16 +87,19 @@ def complement(intervals: Intervals, low: int, high: int) -> Intervals:
     return Intervals(start[kept], end[kept])
 
 
+def join(sets: Sequence[Intervals]) -> Intervals:
+    """The union of several sets."""
+    if not sets:
+        return no_intervals()
+    return union(np.concatenate([one.start for one in sets]), np.concatenate([one.end for one in sets]))
+
+
 def intersect(one: Intervals, other: Intervals) -> Intervals:
     """What is in both; cheap where one of them has few intervals."""
     few, many = (one, other) if len(one.start) < len(other.start) else (other, one)
     first = many.end.searchsorted(few.start, side="right")
     count = many.start.searchsorted(few.end, side="left") - first
-    total = int(count.sum())
-    if not total:
-        return no_intervals()
-    mine = np.repeat(np.arange(len(few.start)), count)
-    place = np.arange(total) + np.repeat(first - (np.cumsum(count) - count), count)
+    mine, place = expand(first, count)
     return Intervals(
         np.maximum(few.start[mine], many.start[place]).astype(np.int64),
         np.minimum(few.end[mine], many.end[place]).astype(np.int64),
@@ -141,48 +145,49 @@ def common_length(one: Intervals, other: Intervals) -> int:
     return int(measure_within(many, few.start, few.end).sum()) if len(few.start) else 0
 
 
-def sweep(start: Integers, end: Integers) -> StepFunction:
-    """How many of these intervals are open, over time. Empty intervals are never open."""
-    if not len(start) and not len(end):
-        return StepFunction(np.zeros(0, np.int64), np.zeros(0, np.int64))
+def _changes(start: Integers, end: Integers, low: int, high: int | None = None) -> tuple[Whole, Whole]:
+    """When these intervals, cut to [low, high), open or close, in order and counted from `low`; how many are open then.
+
+    Of changes at one time those that close come first.
+    """
     # The last bit says whether an interval opens: numbers sort several times faster than places of numbers.
-    base = min(int(np.min(times)) for times in (start, end) if len(times))
-    changes = np.concatenate((np.asarray(start, np.int64), np.asarray(end, np.int64)))
-    changes -= base
-    changes <<= 1
-    changes[: len(start)] |= 1
-    changes.sort(kind="stable")  # mostly in order: runs are only merged
-    value = np.cumsum(2 * (changes & 1) - 1)
-    changes >>= 1
-    changes += base
-    # The value after all changes of one instant counts: ties have no order of their own.
-    is_last = np.append(changes[1:] != changes[:-1], True)
-    return StepFunction(changes[is_last], value[is_last])
-
-
-def count_open(start: Integers, end: Integers, low: int, high: int, *, share: float) -> OpenCounts:
-    """How many of these intervals are open during [low, high); `share` says for which quantile over time."""
-    # Cut to the window, which makes those outside empty. The last bit of a change says whether an interval opens, so of
-    # changes at one time those that close come first, and no number in between is larger than both around it.
-    whole = high - low
     changes = np.concatenate((start, end)).astype(np.int64, copy=False)
     changes -= low
-    np.maximum(changes, 0, out=changes)
-    np.minimum(changes, max(whole, 0), out=changes)
-    total = int(changes[len(start) :].sum()) - int(changes[: len(start)].sum())
-    if whole <= 0 or not len(changes):
-        return OpenCounts(0.0, 0, 0)
+    if high is not None:
+        np.maximum(changes, 0, out=changes)
+        np.minimum(changes, high - low, out=changes)
     changes <<= 1
     changes[: len(start)] |= 1
     changes.sort(kind="stable")  # mostly in order: runs are only merged
     value = np.cumsum(((changes & 1) << 1) - 1)
-    np.maximum(value, 0, out=value)
     changes >>= 1
-    spent = np.bincount(value[:-1], weights=np.diff(changes))
-    spent[0] += whole - int(changes[-1] - changes[0])
+    return changes, value
+
+
+def sweep(start: Integers, end: Integers) -> StepFunction:
+    """How many of these intervals are open, over time. Empty intervals are never open."""
+    if not len(start):
+        return StepFunction(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    base = min(int(np.min(start)), int(np.min(end)))
+    times, value = _changes(start, end, base)
+    # The value after all changes of one instant counts: ties have no order of their own.
+    is_last = np.append(times[1:] != times[:-1], True)
+    return StepFunction(times[is_last] + base, value[is_last])
+
+
+def count_open(start: Integers, end: Integers, low: int, high: int, *, share: float) -> OpenCounts:
+    """How many of these intervals are open during [low, high); `share` says for which quantile over time."""
+    whole = high - low
+    if whole <= 0 or not len(start):
+        return OpenCounts(0.0, 0, 0)
+    times, value = _changes(start, end, low, high)  # those outside become empty
+    np.maximum(value, 0, out=value)
+    spent = np.bincount(value[:-1], weights=np.diff(times))
+    spent[0] += whole - int(times[-1] - times[0])
     values = np.flatnonzero(spent)
     reached = min(int(np.searchsorted(np.cumsum(spent[values]), share * whole)), len(values) - 1)
-    return OpenCounts(total / whole, int(values[reached]), int(value.max()))
+    mean = float((spent * np.arange(len(spent))).sum()) / whole
+    return OpenCounts(mean, int(values[reached]), int(value.max()))
 
 
 def value_at(function: StepFunction, points: Integers) -> Whole:

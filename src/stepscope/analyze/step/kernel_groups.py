@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO
-from stepscope.analyze.step.numbers import Mask, seconds, share_of
+from stepscope.analyze.step.numbers import Floats, Mask, known_only, make_rows
 from stepscope.analyze.step.view import TraceView
 from stepscope.formats.timeline import ANNOTATION, DEVICE_ANNOTATION, MISSING, OPERATOR, PYTHON, Integers
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.float64]
 
 _LARGEST_BITS = 62
 COVERED = 0.8
@@ -50,19 +45,6 @@ class TimesTable(msgspec.Struct, frozen=True, kw_only=True):
     """So many of the first rows cover 80 % of the time, and no smaller set does."""
 
 
-class GroupStatistics(NamedTuple):
-    """One entry a group, in nanoseconds."""
-
-    count: Any
-    total: Any
-    mean: Numbers
-    median: Numbers
-    p95: Numbers
-    least: Any
-    most: Any
-    deviation: Numbers
-
-
 def _by_group_and_length(group: Any, durations: Any, count: int) -> Any:
     """The durations, group by group, in each the shortest first."""
     bits = int(durations.max()).bit_length()
@@ -77,33 +59,12 @@ def _by_group_and_length(group: Any, durations: Any, count: int) -> Any:
     return together
 
 
-def summarise_groups(group: Any, durations: Any, count: int) -> GroupStatistics:
-    """`group` holds numbers below `count`, and every one of them occurs."""
-    ordered = _by_group_and_length(group, durations, count)
-    counts = np.bincount(group, minlength=count)
-    last = np.cumsum(counts)
-    first = last - counts
-    totals = np.add.reduceat(ordered, first)
-    means = totals / np.maximum(counts, 1)
-    squares = np.bincount(group, weights=(durations - means[group]) ** 2, minlength=count)
-    return GroupStatistics(
-        count=counts,
-        total=totals,
-        mean=means,
-        median=_quantile(ordered, first, counts, 0.5),
-        p95=_quantile(ordered, first, counts, 0.95),
-        least=ordered[first],
-        most=ordered[last - 1],
-        deviation=np.sqrt(squares / np.maximum(counts - 1, 1)),
-    )
-
-
-def _quantile(ordered: Any, first: Any, counts: Any, q: float) -> Numbers:
+def _quantile(ordered: Any, first: Any, counts: Any, q: float) -> Floats:
     """Linear between order statistics, as in `stepscope.stats`."""
     position = q * (counts - 1)
     below = np.floor(position).astype(np.int64)
     low, high = ordered[first + below], ordered[first + np.minimum(below + 1, counts - 1)]
-    values: Numbers = low + (high - low) * (position - below)
+    values: Floats = low + (high - low) * (position - below)
     return values
 
 
@@ -115,26 +76,24 @@ def tabulate(names: Sequence[str], group: Any, durations: Any) -> TimesTable:
     if not used.all():
         place = np.cumsum(used) - 1
         group, names = place[group], [name for name, is_used in zip(names, used.tolist(), strict=True) if is_used]
-    found = summarise_groups(group, durations, len(names))
-    whole = int(found.total.sum())
-    order = np.argsort(-found.total, kind="stable")
-    columns = [values[order].tolist() for values in found]
-    rows = [
-        Times(
-            name=names[place],
-            count=count,
-            total_s=seconds(total),
-            share=share_of(total, whole),
-            mean_s=seconds(mean),
-            median_s=seconds(median),
-            p95_s=seconds(p95),
-            min_s=seconds(least),
-            max_s=seconds(most),
-            std_s=seconds(deviation) if count > 1 else None,
-        )
-        for place, count, total, mean, median, p95, least, most, deviation in zip(order.tolist(), *columns, strict=True)
-    ]
-    reached = np.cumsum(found.total[order])
+    ordered = _by_group_and_length(group, durations, len(names))
+    counts = np.bincount(group)
+    last = np.cumsum(counts)
+    first = last - counts
+    totals = np.add.reduceat(ordered, first)
+    means = totals / counts
+    squares = np.bincount(group, weights=(durations - means[group]) ** 2)
+    deviations = np.sqrt(squares / np.maximum(counts - 1, 1))
+    median, p95 = (_quantile(ordered, first, counts, q) for q in (0.5, 0.95))
+    order, whole = np.argsort(-totals, kind="stable"), int(totals.sum())
+    times = {"total_s": totals, "mean_s": means, "median_s": median, "p95_s": p95}
+    times |= {"min_s": ordered[first], "max_s": ordered[last - 1]}
+    columns: dict[str, Any] = {name: values[order] / 1e9 for name, values in times.items()}
+    columns["name"] = [names[place] for place in order.tolist()]
+    columns["count"], columns["share"] = counts[order], totals[order] / max(whole, 1)
+    columns["std_s"] = known_only(deviations / 1e9, counts > 1)[order]
+    rows = make_rows(Times, columns)
+    reached = np.cumsum(totals[order])
     return TimesTable(rows=rows, covering=min(int(np.searchsorted(reached, COVERED * whole)) + 1, len(rows)))
 
 
@@ -222,7 +181,7 @@ def _name_unexplained(trace: TraceView, rows: Integers, phase: Integers) -> None
     if not len(bare):
         return
     annotation = find_annotations(trace, rows[bare])
-    for code in {int(code) for code in trace.name[annotation[annotation >= 0]]}:
+    for code in trace.codes_in(annotation[annotation >= 0]):
         found = _WORDS.search(trace.text(code))
         if found and not _OUTSIDE.match(trace.text(code)):
             word = PHASES.index("optimizer" if found[1].lower().startswith("opt") else found[1].lower())

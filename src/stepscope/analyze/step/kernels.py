@@ -18,7 +18,7 @@ from stepscope.analyze.step.kernel_groups import (
     find_phases,
     tabulate,
 )
-from stepscope.analyze.step.numbers import number_codes, seconds, share_of
+from stepscope.analyze.step.numbers import make_rows, number_codes, seconds, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import count_of, format_duration
 from stepscope.formats.classify import CATEGORIES, short_name
@@ -119,10 +119,8 @@ class KernelReport(KernelTimes, frozen=True, kw_only=True):
 def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
     """The device work of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.check(step)
     rows = trace.rows_of(step, *DEVICE_KINDS)
     durations = trace.end[rows] - trace.start[rows]
-    times = _kernel_times(trace, step, rows, durations)
     is_operator = trace.is_kind(OPERATOR)
     inner = trace.enclosing(trace.parent[rows], is_operator)
     outer = trace.outermost(inner, is_operator)
@@ -131,13 +129,13 @@ def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
     if modules is None and len(rows):
         notes.append(NO_MODULES_NOTE)
     return KernelReport(
-        **msgspec.structs.asdict(times),
+        **msgspec.structs.asdict(kernel_times(timeline, step)),
         by_operator=_by_row(trace, inner, durations, NO_OPERATOR),
         by_top_operator=_by_row(trace, outer, durations, NO_OPERATOR),
         by_phase=tabulate(PHASES, find_phases(trace, rows), durations),
         by_module=None if modules is None else _by_row(trace, modules, durations, NO_MODULE),
         by_annotation=_by_row(trace, find_annotations(trace, rows), durations, NO_ANNOTATION),
-        transfers=_transfers(trace, step),
+        transfers=list_transfers(timeline, step),
         host_operators=list_host_operators(trace, step),
         notes=notes,
     )
@@ -146,16 +144,15 @@ def list_kernels(timeline: Timeline, step: int | None) -> KernelReport:
 def kernel_times(timeline: Timeline, step: int | None) -> KernelTimes:
     """Only what the device itself tells: part of `list_kernels`, sooner."""
     trace = view(timeline)
-    trace.check(step)
     rows = trace.rows_of(step, *DEVICE_KINDS)
-    return _kernel_times(trace, step, rows, trace.end[rows] - trace.start[rows])
-
-
-def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations: Integers) -> KernelTimes:
+    durations = trace.end[rows] - trace.start[rows]
     kernels = int((trace.kind[rows] == KERNEL).sum())
     category = trace.column("category")[rows]
     by_name = _by_text(trace, trace.name[rows], durations, "")
-    categories = _category_of_name(trace, rows, category)
+    # A kernel that is communication by its record and something else by its name shows the first row's category.
+    first = np.full(len(trace.timeline.texts), len(CATEGORIES))
+    first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
+    categories = {trace.text(code): CATEGORIES[first[code]] for code in trace.codes_in(rows)}
     return KernelTimes(
         step=step,
         kernels=kernels,
@@ -165,14 +162,6 @@ def _kernel_times(trace: TraceView, step: int | None, rows: Integers, durations:
         names={row.name: KernelName(short=short_name(row.name), category=categories[row.name]) for row in by_name.rows},
         by_category=tabulate(CATEGORIES, category.astype(int), durations),
     )
-
-
-def _category_of_name(trace: TraceView, rows: Integers, category: Integers) -> dict[str, str]:
-    """A kernel that is communication by its record and something else by its name shows the first row's category."""
-    listed = CATEGORIES
-    first = np.full(len(trace.timeline.texts), len(listed))
-    first[trace.name[rows][::-1]] = category[::-1]  # the last one written stays: backwards, the first
-    return {trace.text(code): listed[first[code]] for code in np.flatnonzero(first < len(listed)).tolist()}
 
 
 def _by_row(trace: TraceView, rows: Integers, durations: Integers, otherwise: str) -> TimesTable:
@@ -190,7 +179,6 @@ def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
     """How long annotations took, on the host and as the profiler repeats them on the device; part of a step or (None)
     of the whole trace. What ran inside them: `by_annotation` of `list_kernels`."""
     trace = view(timeline)
-    trace.check(step)
     rows = trace.rows_of(step, ANNOTATION, DEVICE_ANNOTATION)
     name, durations, is_host = trace.name[rows], trace.end[rows] - trace.start[rows], trace.kind[rows] == ANNOTATION
     host, device = (_by_text(trace, name[mine], durations[mine], "") for mine in (is_host, ~is_host))
@@ -200,11 +188,6 @@ def time_annotations(timeline: Timeline, step: int | None) -> AnnotationTimes:
 def list_transfers(timeline: Timeline, step: int | None) -> list[Transfer]:
     """Copies and fills of one step (None: of the whole trace) with their bandwidth: part of `list_kernels`, sooner."""
     trace = view(timeline)
-    trace.check(step)
-    return _transfers(trace, step)
-
-
-def _transfers(trace: TraceView, step: int | None) -> list[Transfer]:
     transfers = trace.rows_of(step, COPY, SET)
     if not len(transfers):
         return []
@@ -243,22 +226,12 @@ def list_host_operators(trace: TraceView, step: int | None) -> list[HostOperator
     name = trace.name[rows]
     different, group = number_codes(name, len(trace.timeline.texts))
     nested = inside[trace.name[calling] == name[inside]]
-    counts = np.bincount(group, minlength=len(different)).tolist()
-    selfs = np.bincount(group, weights=np.maximum(durations - inner, 0)).astype(np.int64)
-    totals = np.bincount(group, weights=durations).astype(np.int64)
-    totals -= np.bincount(group[nested], weights=durations[nested], minlength=len(different)).astype(np.int64)
-    whole = int(selfs.sum())
-    listed = zip(different, counts, totals.tolist(), selfs.tolist(), strict=True)
-    return [
-        HostOperator(
-            name=trace.text(code),
-            count=count,
-            total_s=seconds(total),
-            self_s=seconds(own_ns),
-            share=share_of(own_ns, whole),
-        )
-        for code, count, total, own_ns in sorted(listed, key=lambda one: -one[3])
-    ]
+    selfs = sum_by(group, np.maximum(durations - inner, 0), len(different))
+    totals = sum_by(group, durations, len(different)) - sum_by(group[nested], durations[nested], len(different))
+    order = np.argsort(-selfs, kind="stable")
+    columns = {"name": [trace.text(different[place]) for place in order.tolist()], "count": np.bincount(group)[order]}
+    columns |= {"total_s": totals[order] / 1e9, "self_s": selfs[order] / 1e9}
+    return make_rows(HostOperator, columns | {"share": selfs[order] / max(int(selfs.sum()), 1)})
 
 
 def kernels_section(job: JobReport) -> Section | None:

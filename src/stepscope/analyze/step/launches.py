@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from stepscope.analyze.section import Brief, Section, field, make_table
 from stepscope.analyze.step.device_work import Window, device_label
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import StepFunction, count_open, sweep, value_at
-from stepscope.analyze.step.numbers import distinct, seconds, share_of, top_by
+from stepscope.analyze.step.numbers import distinct, seconds, share_of, sum_by, top_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration, format_significant
 from stepscope.formats.classify import short_name
@@ -183,7 +182,6 @@ def study_launches(timeline: Timeline, step: int | None, *, top: int = 10) -> La
 def launch_statistics(timeline: Timeline, step: int | None) -> list[CallStatistics]:
     """Only `by_call` of `study_launches`, sooner."""
     trace = view(timeline)
-    trace.check(step)
     launches, _ = _known_launches(trace, step)
     calls, place = _different_calls(launches)
     return _by_call(trace, launches, _find_states(trace, launches), calls, place)
@@ -198,17 +196,14 @@ def queue_depths(timeline: Timeline, step: int | None) -> list[QueueDepth]:
 
 def _different_calls(launches: _Launches) -> tuple[Any, Any]:
     """The calls, ascending, each once, and for each launch which of them it is of."""
-    order = np.argsort(launches.call, kind="stable")  # nearly in order already, which makes it cheap
-    ordered = launches.call[order]
-    is_new = np.ones(len(ordered), bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    place = np.empty(len(ordered), np.int64)
-    place[order] = np.cumsum(is_new) - 1
-    return ordered[is_new], place
+    # With an index the sort is stable: cheap, as they are nearly in order already.
+    calls, _, place = np.unique(launches.call, return_index=True, return_inverse=True)
+    return calls, place
 
 
 def _known_launches(trace: TraceView, step: int | None) -> tuple[_Launches, int]:
     """Device rows with a launch, and the number of those without."""
+    trace.check(step)
     parts: list[tuple[Any, ...]] = []
     orphans = 0
     for work in trace.works:
@@ -274,8 +269,7 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
     """`place` says for each launch which of the calls it is of."""
     returned = trace.end[calls]
     took = returned - trace.start[calls]
-    work = np.zeros(len(calls), np.int64)
-    np.add.at(work, place, launches.end - launches.start)
+    work = sum_by(place, launches.end - launches.start, len(calls))
     early = launches.start < returned[place]
     name = trace.name[calls]
     delay = launches.delay
@@ -310,10 +304,9 @@ def _by_call(trace: TraceView, launches: _Launches, state: Any, calls: Any, plac
 def _slowest(
     trace: TraceView, window: Window, launches: _Launches, state: Any, *, by: Any, top: int
 ) -> list[SlowLaunch]:
-    places = [place for place in top_by(by, top) if by[place] > 0]
     rows_of = {work.device: work.rows for work in trace.works}
     found = []
-    for place in places:
+    for place in (place for place in top_by(by, top) if by[place] > 0):
         call = int(launches.call[place])
         row = rows_of[int(launches.device[place])][launches.place[place]]
         operator = int(trace.enclosing(launches.call[place : place + 1], trace.is_kind(OPERATOR))[0])
@@ -321,7 +314,7 @@ def _slowest(
             SlowLaunch(
                 call=trace.text(int(trace.name[call])),
                 launched=short_name(trace.text(int(trace.name[row]))),
-                operator=trace.text(int(trace.name[operator])) if operator >= 0 else None,
+                operator=trace.label(operator),
                 start_s=seconds(int(trace.start[call]) - window.start_ns),
                 call_s=seconds(int(trace.end[call] - trace.start[call])),
                 delay_s=seconds(int(launches.start[place] - launches.called[place])),
@@ -333,35 +326,31 @@ def _slowest(
 
 def _queue_depths(launches: _Launches, window: Window) -> list[QueueDepth]:
     """For each device, and for its streams where there are several."""
-    depths: list[QueueDepth] = []
     times = launches.called, launches.begun, np.maximum(launches.end, launches.called)
     devices = distinct(launches.device)
+    depths: list[QueueDepth] = []
     for device in devices:
         here: Any = np.flatnonzero(launches.device == device) if len(devices) > 1 else slice(None)
         of_device, stream = [time[here] for time in times], launches.stream[here]
-        depths.append(_queue_depth(of_device, window, place=(device, None)))
         streams = distinct(stream)
-        for one in streams if len(streams) > 1 else []:
-            mine = np.flatnonzero(stream == one)
-            depths.append(_queue_depth([time[mine] for time in of_device], window, place=(device, one)))
+        for one in [None, *streams] if len(streams) > 1 else [None]:
+            mine: Any = slice(None) if one is None else np.flatnonzero(stream == one)
+            called, begun, finished = (time[mine] for time in of_device)
+            pending = count_open(called, begun, *window, share=0.95)
+            outstanding = count_open(called, finished, *window, share=0.95)
+            depths.append(
+                QueueDepth(
+                    device=device_label(device),
+                    stream=one,
+                    pending_mean=pending.mean,
+                    pending_p95=pending.quantile,
+                    pending_max=pending.most,
+                    outstanding_mean=outstanding.mean,
+                    outstanding_p95=outstanding.quantile,
+                    outstanding_max=outstanding.most,
+                )
+            )
     return depths
-
-
-def _queue_depth(times: Sequence[Any], window: Window, *, place: tuple[int, int | None]) -> QueueDepth:
-    """Queue lengths over time, of work that was called, begun and finished at these times."""
-    called, begun, finished = times
-    pending = count_open(called, begun, *window, share=0.95)
-    outstanding = count_open(called, finished, *window, share=0.95)
-    return QueueDepth(
-        device=device_label(place[0]),
-        stream=place[1],
-        pending_mean=pending.mean,
-        pending_p95=pending.quantile,
-        pending_max=pending.most,
-        outstanding_mean=outstanding.mean,
-        outstanding_p95=outstanding.quantile,
-        outstanding_max=outstanding.most,
-    )
 
 
 def _blocked(trace: TraceView, calls: Any, durations: Any, pending: StepFunction) -> BlockedLaunches:

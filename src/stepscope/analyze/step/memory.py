@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
 from stepscope.analyze.step.kernels import NO_OPERATOR
-from stepscope.analyze.step.numbers import distinct, highest_places, seconds
+from stepscope.analyze.step.numbers import distinct, highest_places, known_only, make_rows, seconds
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_bytes
 from stepscope.formats.timeline import MEMORY, MISSING, OPERATOR, Integers, Timeline
@@ -121,10 +121,10 @@ def _describe(trace: TraceView, events: _Events, part: slice, device: str, *, be
     start = int(total[0] - size[0])
     peak = part.start + int(np.argmax(total))
     places = np.arange(len(events.rows))
-    held = np.flatnonzero((places <= peak) & (events.size > 0) & (events.freed_by > peak))
-    kept = np.flatnonzero(
-        (places >= part.start) & (places < part.stop) & (events.size > 0) & (events.freed_by >= part.stop)
-    )
+    taken = events.size > 0
+    held = np.flatnonzero(taken & (places <= peak) & (events.freed_by > peak))
+    inside = (places >= part.start) & (places < part.stop)
+    kept = np.flatnonzero(taken & inside & (events.freed_by >= part.stop))
     at_peak = _by_operator(trace, events, held)
     unknown = int(events.total[peak]) - sum(one.bytes for one in at_peak)
     if unknown:
@@ -164,11 +164,9 @@ def _points(events: _Events, part: slice, begin: int) -> list[MemoryPoint]:
     """All events, or the highest of each of equally long stretches where there are too many."""
     total = events.total[part]
     chosen = highest_places(total, MOST_POINTS)
-    time, reserved = events.time[part][chosen] - begin, events.reserved[part][chosen]
-    return [
-        MemoryPoint(time_s=seconds(at), allocated_bytes=held, reserved_bytes=kept if kept >= 0 else None)
-        for at, held, kept in zip(time.tolist(), total[chosen].tolist(), reserved.tolist(), strict=True)
-    ]
+    reserved = events.reserved[part][chosen]
+    columns = {"time_s": (events.time[part][chosen] - begin) / 1e9, "allocated_bytes": total[chosen]}
+    return make_rows(MemoryPoint, columns | {"reserved_bytes": known_only(reserved, reserved >= 0)})
 
 
 def memory_section(job: JobReport) -> Section | None:

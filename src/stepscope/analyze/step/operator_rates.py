@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.section import Chart, Section, field, make_table
-from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.numbers import seconds, share_of, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 from stepscope.core.units import format_share
@@ -33,6 +33,7 @@ _ATTENTION = re.compile(
 )
 _CONVOLUTIONS = ("aten::cudnn_convolution", "aten::miopen_convolution")
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
+_KNOWN = {*_PRODUCTS, *_CONVOLUTIONS, _CONVOLUTION_BACKWARD}
 _TF32 = re.compile(r"tf32|s1688(?:gemm|fprop|dgrad|wgrad)_(?!bf16|f16|fp16)", re.IGNORECASE)
 """Kernels that round 32-bit inputs to TF32 say so in their names."""
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
@@ -79,19 +80,19 @@ class _Work(NamedTuple):
 def rate_operators(timeline: Timeline, step: int | None, *, top: int = 60) -> RateReport:
     """The operators of one step whose shapes give their work; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
     rows = trace.rows_of(step, OPERATOR)
     shaped = rows[trace.column("shapes")[rows] != MISSING] if len(rows) else rows
     if not len(shaped):
         return RateReport(step=step, rates=[], share=0.0, note=NO_SHAPES)
-    known = trace.named(shaped, _is_known)
+    known = trace.named(shaped, lambda name: name in _KNOWN or _ATTENTION.match(name))
     device = trace.rows_of(step, *DEVICE_KINDS)
     owner = trace.enclosing(trace.parent[device], trace.mask(known))
     whole = int((trace.end[device] - trace.start[device]).sum())
     device, owner = device[owner >= 0], owner[owner >= 0]
-    spent = np.zeros(len(trace.start), np.int64)
-    np.add.at(spent, owner, trace.end[device] - trace.start[device])
-    found = _rate_groups(trace, known[spent[known] > 0], spent, _uses_tf32(trace, device, owner))
+    spent = sum_by(owner, trace.end[device] - trace.start[device], len(trace.start))
+    # For every row whether one of the kernels that it launched says TF32.
+    tf32 = trace.mask(owner[trace.has_name(device, _TF32.search)])
+    found = _rate_groups(trace, known[spent[known] > 0], spent, tf32)
     total = sum(rate.total_s for rate in found)
     return RateReport(
         step=step,
@@ -99,15 +100,6 @@ def rate_operators(timeline: Timeline, step: int | None, *, top: int = 60) -> Ra
         share=share_of(round(total * 1e9), whole),
         note=None if found else NO_WORK,
     )
-
-
-def _is_known(name: str) -> bool:
-    return name in _PRODUCTS or name in _CONVOLUTIONS or name == _CONVOLUTION_BACKWARD or bool(_ATTENTION.match(name))
-
-
-def _uses_tf32(trace: TraceView, device: Integers, owner: Integers) -> Any:
-    """For every row whether one of the kernels that it launched says TF32."""
-    return trace.mask(owner[np.isin(device, trace.named(device, _TF32.search))])
 
 
 def _rate_groups(trace: TraceView, rows: Integers, spent: Any, tf32: Any) -> list[OperatorRate]:

@@ -15,7 +15,7 @@ import numpy as np
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.host_waits import host_waits
 from stepscope.analyze.step.intervals import measure_within
-from stepscope.analyze.step.numbers import seconds
+from stepscope.analyze.step.numbers import seconds, sum_by
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.formats.timeline import DEVICE_KINDS, MISSING, OPERATOR, RUNTIME, Integers, Timeline
 
@@ -84,15 +84,16 @@ class _Inside(NamedTuple):
 def measure_overheads(timeline: Timeline, step: int | None) -> OverheadReport:
     """The overheads of one step; None: of the whole trace."""
     trace = view(timeline)
-    trace.window(step)
     gaps, left_out = _gaps(trace, step)
-    calls = _launch_calls(trace, step)
+    launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
+    calls = np.flatnonzero(trace.mask(launch[launch >= 0]))
     inside = _calls_in_operators(trace, calls)
+    took, named = trace.end[calls] - trace.start[calls], trace.name[calls]
     return OverheadReport(
         step=step,
         t1=_sample(gaps),
         t1_left_out=left_out,
-        t4=_by_name(trace, calls),
+        t4={trace.text(code): sample for code in trace.codes_in(calls) if (sample := _sample(took[named == code]))},
         operators=_by_operator(trace, step, inside),
         note=None if len(calls) else "nothing was launched: T2 to T4 do not apply",
     )
@@ -132,33 +133,13 @@ def _gaps(trace: TraceView, step: int | None) -> tuple[Any, int]:
     return np.concatenate(found), left_out
 
 
-def _launch_calls(trace: TraceView, step: int | None) -> Integers:
-    """Calls that launched device work, each once."""
-    launch = trace.parent[trace.rows_of(step, *DEVICE_KINDS)]
-    return np.flatnonzero(trace.mask(launch[launch >= 0]))
-
-
 def _calls_in_operators(trace: TraceView, calls: Integers) -> _Inside:
-    operator = _top_operator_of(trace, calls)
+    operator = trace.outermost(calls, trace.is_kind(OPERATOR))
     calls, operator = calls[operator >= 0], operator[operator >= 0]
     order = np.lexsort((trace.start[calls], operator))
     calls, operator = calls[order], operator[order]
     changes = np.diff(operator, prepend=MISSING, append=MISSING) != 0
     return _Inside(calls, operator, is_first=changes[:-1], is_last=changes[1:])
-
-
-def _top_operator_of(trace: TraceView, rows: Integers) -> Integers:
-    return trace.outermost(rows, trace.is_kind(OPERATOR))
-
-
-def _by_name(trace: TraceView, calls: Integers) -> dict[str, Sample]:
-    samples = {}
-    for code in trace.codes_in(calls):
-        mine = calls[trace.name[calls] == code]
-        sample = _sample(trace.end[mine] - trace.start[mine])
-        assert sample is not None
-        samples[trace.text(code)] = sample
-    return samples
 
 
 def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[OperatorOverhead]:
@@ -167,14 +148,18 @@ def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[Op
     if step is not None:
         top = top[trace.step[top] == step]
     launches = np.bincount(inside.operator, minlength=len(trace.start))
-    events = _events_inside(trace, step)
+    # How many operators and calls were recorded under each row as the top-level operator.
+    rows = trace.rows_of(step, OPERATOR, RUNTIME)
+    above = trace.outermost(rows, trace.is_kind(OPERATOR))
+    events = np.bincount(above[(above != MISSING) & (above != rows)], minlength=len(trace.start))
     before = trace.start[inside.call] - trace.start[inside.operator]
     after = trace.end[inside.operator] - trace.end[inside.call]
     between = np.maximum(trace.start[inside.call[1:]] - trace.end[inside.call[:-1]], 0)
     is_inner = ~inside.is_first[1:]
     found = []
     code_inside, code_top = trace.name[inside.operator], trace.name[top]
-    for code in trace.codes_in(top):
+    spent = sum_by(code_top, trace.end[top] - trace.start[top], len(trace.timeline.texts))
+    for code in sorted(trace.codes_in(top), key=lambda code: -spent[code]):
         here, mine = code_inside == code, top[code_top == code]
         count = launches[mine]
         found.append(
@@ -190,16 +175,7 @@ def _by_operator(trace: TraceView, step: int | None, inside: _Inside) -> list[Op
                 t5_without_launch=_sample((trace.end[mine] - trace.start[mine])[count == 0]),
             )
         )
-    spent = np.bincount(code_top, weights=trace.end[top] - trace.start[top], minlength=len(trace.timeline.texts))
-    order = sorted(zip(found, trace.codes_in(top), strict=True), key=lambda pair: -spent[pair[1]])
-    return [one for one, _ in order]
-
-
-def _events_inside(trace: TraceView, step: int | None) -> Any:
-    """For each row how many operators and calls were recorded under it as the top-level operator."""
-    rows = trace.rows_of(step, OPERATOR, RUNTIME)
-    top = _top_operator_of(trace, rows)
-    return np.bincount(top[(top != MISSING) & (top != rows)], minlength=len(trace.start))
+    return found
 
 
 def overheads_section(job: JobReport) -> Section:

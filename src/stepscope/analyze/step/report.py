@@ -27,6 +27,10 @@ NO_DEVICE = (
     "idle gaps, launches, overheads and kernel sequences do not apply without a device; see operators on the host"
 )
 """Instead of the note of each of these analyses, which stands with its result."""
+_MARKERS = {
+    "none": "no steps marked: the whole trace is taken as one step",
+    "optimizer": "no ProfilerStep: a step is the time from the end of one optimizer step to the end of the next",
+}
 CHOSEN = "step {step} of {count}: the one nearest to the median step time"
 
 
@@ -68,13 +72,14 @@ def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
     idle, launches = explain_idle(timeline, number), study_launches(timeline, number)
     overheads, sequences = measure_overheads(timeline, number), find_sequences(timeline, number)
     kernels = list_kernels(timeline, number)
-    notes = [*_found_steps(timeline), *_between_steps(trace), breakdown.note]
+    notes = [_MARKERS.get(timeline.step_marker), *_between_steps(trace), breakdown.note]
     if trace.works:
         notes += [idle.note, launches.note, overheads.note, sequences.note, memory.note, *kernels.notes]
     else:
         notes += [NO_DEVICE, memory.note]
     if has_counters:
         notes.append(counters.note)
+    repairs = [f"{what}: {count}" for what, count in timeline.repairs.items()]
     return StepReport(
         rank=timeline.rank,
         world_size=timeline.world_size,
@@ -91,16 +96,8 @@ def explain_step(timeline: Timeline, step: int | None = None) -> StepReport:
         variation=compare_steps(timeline),
         counters=counters if has_counters else None,
         memory=memory if memory.devices else None,
-        notes=[note for note in dict.fromkeys([*notes, *_repairs(timeline)]) if note is not None],
+        notes=[note for note in dict.fromkeys([*notes, *repairs]) if note is not None],
     )
-
-
-def _found_steps(timeline: Timeline) -> list[str]:
-    if timeline.step_marker == "none":
-        return ["no steps marked: the whole trace is taken as one step"]
-    if timeline.step_marker == "optimizer":
-        return ["no ProfilerStep: a step is the time from the end of one optimizer step to the end of the next"]
-    return []
 
 
 def _between_steps(trace: TraceView) -> list[str]:
@@ -112,7 +109,3 @@ def _between_steps(trace: TraceView) -> list[str]:
         return []
     period, time = (format_duration(median(column) / 1e9) for column in zip(*pairs, strict=True))
     return [f"one step ends every {period}, and takes {time}: the rest lies between the marked steps"]
-
-
-def _repairs(timeline: Timeline) -> list[str]:
-    return [f"{what}: {count}" for what, count in timeline.repairs.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.section import Section, field, make_table
 from stepscope.analyze.step.device_work import COMPUTE, DeviceWork, busy_spans
 from stepscope.analyze.step.intervals import Intervals, common_length, complement, union
-from stepscope.analyze.step.numbers import seconds, share_of
+from stepscope.analyze.step.numbers import distinct, seconds, share_of
 from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.units import format_duration
 from stepscope.formats.classify import short_name
@@ -131,23 +131,24 @@ def _repeated(row: _Row, is_short: Any, longest: int) -> list[_Found]:
         _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
         frequent = counts[place] >= LEAST_COUNT
         begins, place = begins[frequent], place[frequent]
-        current = {one: group for one, group in _split(length, begins, place) if len(group.places) >= LEAST_COUNT}
-        _drop_contained(previous, current, number)
+        order = np.argsort(place, kind="stable")
+        groups = np.split(begins[order], np.flatnonzero(np.diff(place[order])) + 1)
+        current = {}
+        for code, group in zip(distinct(place), groups, strict=False):
+            if len(places := _apart(group, length)) >= LEAST_COUNT:
+                current[code] = _Found(length, places)
+        for one in current.values():
+            # A shorter sequence that never comes without the longer one says nothing of its own.
+            for begin in (int(one.places[0]), int(one.places[0]) + 1):
+                inner = previous.get(int(number[begin]))
+                if inner is not None and len(inner.places) == len(one.places):
+                    del previous[int(number[begin])]
         found += previous.values()
         # The place in the list stands for the sequence from now on, so numbers stay small.
         number = np.full(len(row.code), MISSING, np.int64)
         number[begins] = place
         previous = current
     return found + list(previous.values())
-
-
-def _split(length: int, begins: Any, place: Any) -> Iterator[tuple[int, _Found]]:
-    """Each sequence by its number."""
-    order = np.argsort(place, kind="stable")
-    ordered = place[order]
-    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(place) else order
-    for number, group in zip(ordered[first].tolist(), np.split(begins[order], first[1:]), strict=False):
-        yield number, _Found(length, _apart(group, length))
 
 
 def _apart(places: Any, length: int) -> Any:
@@ -163,15 +164,6 @@ def _apart(places: Any, length: int) -> Any:
     return np.array(kept, np.int64)
 
 
-def _drop_contained(shorter: dict[int, _Found], longer: dict[int, _Found], number: Any) -> None:
-    """A shorter sequence that never comes without the longer one says nothing of its own."""
-    for one in longer.values():
-        for begin in (int(one.places[0]), int(one.places[0]) + 1):
-            inner = shorter.get(int(number[begin]))
-            if inner is not None and len(inner.places) == len(one.places):
-                del shorter[int(number[begin])]
-
-
 def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]:
     """Those with most time between their kernels, one after the other, each without the kernels of those before it."""
     between = np.concatenate(([0], np.cumsum(np.maximum(row.start[1:] - row.end[:-1], 0))))
@@ -180,19 +172,15 @@ def _choose(row: _Row, candidates: Sequence[_Found], count: int) -> list[_Found]
     taken = np.zeros(len(row.code), bool)
     chosen: list[_Found] = []
     for place in order:
-        one = _without_taken(candidates[place], taken)
-        if len(one.places) >= LEAST_COUNT:
-            chosen.append(one)
-            taken[one.places[:, None] + np.arange(one.length)] = True
+        length, places = candidates[place]
+        members = places[:, None] + np.arange(length)
+        is_free = ~taken[members].any(axis=1)
+        if is_free.sum() >= LEAST_COUNT:
+            chosen.append(_Found(length, places[is_free]))
+            taken[members[is_free]] = True
         if len(chosen) == count:
             break
     return chosen
-
-
-def _without_taken(one: _Found, taken: Any) -> _Found:
-    """Those of its places that share no kernel with what is taken."""
-    places = one.places[~taken[one.places[:, None] + np.arange(one.length)].any(axis=1)]
-    return _Found(one.length, places)
 
 
 def _describe(
@@ -205,7 +193,7 @@ def _describe(
     operators = trace.enclosing(work.launch[row.place[first]], trace.is_kind(OPERATOR)).tolist()
     return KernelSequence(
         kernels=[short_name(trace.text(code)) for code in row.code[first].tolist()],
-        operators=[trace.text(int(trace.name[operator])) if operator >= 0 else None for operator in operators],
+        operators=list(map(trace.label, operators)),
         count=len(one.places),
         kernel_s=seconds(int((row.end[members] - row.start[members]).sum())),
         gap_s=seconds(common_length(gaps, idle)),

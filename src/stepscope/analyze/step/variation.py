@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -83,25 +83,26 @@ def compare_steps(timeline: Timeline) -> StepVariation:
     """All steps of a trace."""
     trace = view(timeline)
     judged = set(trace.judged_steps())
-    found = break_down_steps(timeline)
-    chosen = [one for one in found if one.step in judged]
+    found = dict(zip(trace.windows, break_down_steps(timeline), strict=True))
+    chosen = [one for number, one in found.items() if number in judged]
     ordered = sorted(one.step_s for one in chosen)
     median = quantile_sorted(ordered, 0.5) if ordered else None
     slow = [] if median is None else [one for one in chosen if one.step_s > SLOW * median]
     starts = [span.start_ns for span in timeline.steps]
     periods = [seconds(later - earlier) for earlier, later in pairwise(starts)]
     shares = _compare_shares(chosen, slow)
+    excesses = [(one.slow_excess_s, one.share) for one in shares if one.slow_excess_s is not None]
     times = [
         StepTime(
-            step=_number(one),
+            step=number,
             step_s=one.step_s,
             host_s=one.host_s,
             period_s=period,
             breakdown_s=one.breakdown_s,
-            is_judged=one.step in judged,
+            is_judged=number in judged,
             is_slow=one in slow,
         )
-        for one, period in zip(found, [*periods, None], strict=False)
+        for (number, one), period in zip(found.items(), [*periods, None], strict=False)
     ]
     judged_periods = sorted(one.period_s for one in times if one.is_judged and one.period_s is not None)
     mean = sum(ordered) / len(ordered) if ordered else None
@@ -117,16 +118,11 @@ def compare_steps(timeline: Timeline) -> StepVariation:
         p95_s=quantile_sorted(ordered, 0.95) if ordered else None,
         variation=deviation / mean if deviation is not None and mean else None,
         median_period_s=quantile_sorted(judged_periods, 0.5) if judged_periods else None,
-        slow_steps=[_number(one) for one in slow],
+        slow_steps=[one.step for one in times if one.is_judged and one.is_slow],
         shares=shares,
-        explained_by=_largest_excess(shares),
+        explained_by=max(excesses)[1] if excesses else None,
         note=None if len(chosen) > 1 else "one step only: its variation is not known",
     )
-
-
-def _number(breakdown: Breakdown) -> int:
-    assert breakdown.step is not None
-    return breakdown.step
 
 
 def _compare_shares(chosen: Sequence[Breakdown], slow: Sequence[Breakdown]) -> list[ShareVariation]:
@@ -134,30 +130,20 @@ def _compare_shares(chosen: Sequence[Breakdown], slow: Sequence[Breakdown]) -> l
         return []
     parts = np.array([[one.breakdown_ns[share] for share in SHARES] for one in chosen], np.float64)
     is_slow = np.array([one in slow for one in chosen])
-    variances = _variance_shares(parts)
+    centred = parts.sum(axis=1) - parts.sum(axis=1).mean()
+    variance = (centred**2).sum()
+    covariances = ((parts - parts.mean(axis=0)) * centred[:, None]).sum(axis=0)
     excess = parts[is_slow].mean(axis=0) - parts[~is_slow].mean(axis=0) if is_slow.any() else None
     return [
         ShareVariation(
             share=share,
             median_s=seconds(float(np.median(parts[:, place]))),
             std_s=seconds(float(parts[:, place].std(ddof=1))) if len(chosen) > 1 else None,
-            variance_share=None if variances is None else float(variances[place]),
+            variance_share=float(covariances[place] / variance) if variance > 0 else None,
             slow_excess_s=None if excess is None else seconds(float(excess[place])),
         )
         for place, share in enumerate(SHARES)
     ]
-
-
-def _variance_shares(parts: Any) -> Any:
-    whole = parts.sum(axis=1)
-    centred = whole - whole.mean()
-    variance = (centred**2).sum()
-    return ((parts - parts.mean(axis=0)) * centred[:, None]).sum(axis=0) / variance if variance > 0 else None
-
-
-def _largest_excess(shares: Sequence[ShareVariation]) -> str | None:
-    known = [(one.slow_excess_s, one.share) for one in shares if one.slow_excess_s is not None]
-    return max(known)[1] if known else None
 
 
 def steps_section(job: JobReport) -> Section | None:

@@ -5,22 +5,15 @@ What several analyses need is worked out once and kept with the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from stepscope.analyze.step.device_work import LONG_AGO, DeviceWork, Window, busy_ns, exclusive_windows
 from stepscope.analyze.step.intervals import Intervals, union
-from stepscope.analyze.step.numbers import distinct, is_any
-from stepscope.analyze.step.row_orders import (
-    COUNTED,
-    HostStack,
-    StreamOrder,
-    order_on_streams,
-    stack_up,
-)
+from stepscope.analyze.step.numbers import Mask, distinct, is_any
 from stepscope.core.errors import UsageError
 from stepscope.core.units import count_of
 from stepscope.formats.classify import is_launch_name
@@ -38,12 +31,10 @@ from stepscope.formats.timeline import (
     Timeline,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Mask = NDArray[np.bool_]
-
+NEVER = 1 << 62
+"""After every time in a trace."""
+_COUNTED = (*HOST_KINDS, *DEVICE_KINDS)
+"""Kinds that a window begins and ends with: what a profiler writes about itself does not stretch it."""
 _PIECE = 1 << 16
 """So many bytes stay in the nearest caches."""
 _FEW_NAMES = 8
@@ -53,6 +44,32 @@ _FEW_TEXTS = 2000
 EMPTY = 0.1
 """A step with less than this fraction of the events of the fullest step is empty."""
 _Kept = TypeVar("_Kept")
+
+
+class StreamOrder(NamedTuple):
+    """For each row of a device's work: what was before it on its stream."""
+
+    previous: Integers
+    """Place of the row that began last before it on the stream; −1 for the first."""
+    free_from: Integers
+    """When everything before it on the stream had ended; long ago for the first."""
+
+
+def order_on_streams(stream: Integers, end: Integers) -> StreamOrder:
+    """Rows come in order of start."""
+    found = StreamOrder(np.full(len(end), MISSING, np.int64), np.full(len(end), LONG_AGO, np.int64))
+    for one in distinct(stream):
+        mine = np.flatnonzero(stream == one)
+        found.previous[mine[1:]] = mine[:-1]
+        found.free_from[mine[1:]] = np.maximum.accumulate(end[mine])[:-1]
+    return found
+
+
+class HostStack(NamedTuple):
+    """The host events of a thread: by start, those that enclose before those inside."""
+
+    rows: Integers
+    start: Integers
 
 
 class TraceView:
@@ -103,20 +120,22 @@ class TraceView:
         return mask
 
     def rows_of(self, step: int | None, *kinds: int) -> Integers:
-        """Rows of these kinds that belong to a step; None: all of them."""
+        """Rows of these kinds that belong to a step, which the trace must have; None: all of them."""
+        self.check(step)
         rows = self.rows(*kinds)
         return rows if step is None else rows[self.step[rows] == step]
 
     def text(self, code: int) -> str:
         return self.timeline.texts[code]
 
+    def label(self, row: int) -> str | None:
+        """The name of a row; None for row −1."""
+        return self.text(int(self.name[row])) if row >= 0 else None
+
     def codes_in(self, rows: Integers | Mask) -> list[int]:
         """The different names among these rows, as codes."""
-        return self._codes(self.name[rows])
-
-    def _codes(self, names: Integers) -> list[int]:
         seen = np.zeros(len(self.timeline.texts) + 1, bool)
-        seen[names] = True  # a row without a name marks the last place
+        seen[self.name[rows]] = True  # a row without a name marks the last place
         return np.flatnonzero(seen[:-1]).tolist()
 
     def named(self, rows: Integers, is_wanted: Callable[[str], object]) -> Integers:
@@ -154,13 +173,9 @@ class TraceView:
 
     def has_name(self, rows: Integers, is_wanted: Callable[[str], object]) -> Mask:
         """For each of the rows whether its name is wanted; asked once a name."""
-        names = self.name[rows]
-        codes = [code for code in self._codes(names) if is_wanted(self.text(code))]
-        if not codes:
-            return np.zeros(len(rows), bool)
         wanted = np.zeros(len(self.timeline.texts) + 1, bool)
-        wanted[codes] = True
-        found: Mask = wanted[names]
+        wanted[[code for code in self.codes_in(rows) if is_wanted(self.text(code))]] = True
+        found: Mask = wanted[self.name[rows]]
         return found
 
     def spans(self, rows: Integers) -> Intervals:
@@ -200,9 +215,9 @@ class TraceView:
         if not len(self.start):
             return Window(0, 0)
         earliest, latest = int(self.start.argmin()), int(self.end.argmax())
-        if self.kind[earliest] in COUNTED and self.kind[latest] in COUNTED:  # so it is nearly always
+        if self.kind[earliest] in _COUNTED and self.kind[latest] in _COUNTED:  # so it is nearly always
             return Window(int(self.start[earliest]), int(self.end[latest]))
-        counted = self.is_kind(*COUNTED)
+        counted = self.is_kind(*_COUNTED)
         if not counted.any():
             return Window(0, 0)
         # Rows are mostly in order, so few begin as early as the first of them in the file, or end as late as the last.
@@ -234,14 +249,10 @@ class TraceView:
         limit: int | None = None
         for span in reversed(self.timeline.steps):
             if limit is not None and last[span.number] > limit:
-                last[span.number] = max(span.end_ns, self._last_end(span.number, limit))
+                done = [work.end[(work.step == span.number) & (work.end <= limit)] for work in self.works]
+                last[span.number] = max([span.end_ns, *(int(end.max()) for end in done if len(end))])
             limit = last[span.number]
         return {span.number: Window(span.start_ns, last[span.number]) for span in self.timeline.steps}
-
-    def _last_end(self, step: int, limit: int) -> int:
-        """When the last of the step's device work ended, of that which ended by the limit."""
-        ends = [work.end[(work.step == step) & (work.end <= limit)] for work in self.works]
-        return max((int(end.max()) for end in ends if len(end)), default=LONG_AGO)
 
     def judged_steps(self) -> list[int]:
         """Steps that stand for the rest: without the first and the last where more than two remain, and without empty
@@ -263,8 +274,11 @@ class TraceView:
 
     def median_step(self) -> int | None:
         """The judged step nearest to the median step time (the shorter of two middle ones); None without steps."""
-        ordered = sorted(self.judged_steps(), key=lambda number: self.windows[number].length_ns)
-        return ordered[(len(ordered) - 1) // 2] if ordered else None
+        return self.middle_of(judged) if (judged := self.judged_steps()) else None
+
+    def middle_of(self, steps: Sequence[int]) -> int:
+        """The one of median step time."""
+        return sorted(steps, key=lambda number: self.windows[number].length_ns)[(len(steps) - 1) // 2]
 
     # Devices
 
@@ -313,8 +327,31 @@ class TraceView:
 
     @cached_property
     def stacks(self) -> dict[int, HostStack]:
-        """Thread → its host events."""
-        return stack_up(self.rows(*HOST_KINDS), self, self.column("event_index"))
+        """Thread → its host events; rows without a thread are in none."""
+        rows = self.rows(*HOST_KINDS)
+        rows = self.nested_order(rows[self.thread[rows] >= 0])
+        parts = np.split(rows, np.flatnonzero(np.diff(self.thread[rows])) + 1) if len(rows) else []
+        return {int(self.thread[part[0]]): HostStack(part, self.start[part]) for part in parts}
+
+    def nested_order(self, rows: Integers) -> Integers:
+        """By thread, then start, then longest first, then creation: what encloses comes before what is inside.
+
+        Files are nearly in order of time, which a stable sort turns into speed; only rows that share their start need
+        more.
+        """
+        start = self.start[rows]
+        order = np.argsort(start, kind="stable")
+        rows, start = rows[order], start[order]
+        same = start[1:] == start[:-1]
+        if same.any():
+            tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+            some = rows[tied]
+            rows[tied] = some[np.lexsort((self.column("event_index")[some], -self.end[some], start[tied]))]
+        thread = self.thread[rows]
+        if len(thread) and thread.max() < 1 << 16:
+            thread = thread.astype(np.uint16)  # numpy sorts short integers by radix
+        by_thread: Integers = rows[np.argsort(thread, kind="stable")]
+        return by_thread
 
     def innermost(self, thread: int, times: Integers) -> Integers:
         """Row of the innermost event open on the thread at each time; −1 where none is."""
