@@ -20,7 +20,7 @@ from typing import Any
 from stepscope.bench.ops import make_cases
 from stepscope.measure import MeasureSettings, SilentProgress
 from stepscope.records import OperatorRequest
-from stepscope.run.processes import Side, run_process
+from stepscope.run.processes import RunSide, run_process
 from stepscope.store import StoredRun, create_run, run_folders
 
 MOST_SAMPLES = 150
@@ -41,7 +41,7 @@ def measure_process(store: Path) -> None:
     request = OperatorRequest(settings=MeasureSettings(max_time_s=0.5))
     folder = create_run(store, verb="ops", name="noise", command=sys.argv, request=request, cases=cases)
     run = StoredRun(folder)
-    run_process(run, Side(run), progress=SilentProgress(), name="process")
+    run_process(run, RunSide(run), progress=SilentProgress(), name="process")
 
 
 def thin(values: list[float]) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stepscope.analyze.analyses import compute_more
 from stepscope.analyze.critical.path import critical_path
-from stepscope.analyze.job import JobReport, RankSummary, StepTime
+from stepscope.analyze.job import JobReport, JobStep, RankSummary
 from stepscope.analyze.ranks.digest import digest
 from stepscope.analyze.ranks.ranks_report import explain_ranks
 from stepscope.analyze.step.report import StepReport, explain_step
@@ -76,7 +76,7 @@ def report_job(timelines: Sequence[Timeline], devices: Sequence[str] = ("NVIDIA 
         devices=list(devices),
         world_size=len(timelines),
         steps=[
-            StepTime(step=span.number, step_s=(span.end_ns - span.start_ns) / 1e9, slowest_rank=telling.rank or 0)
+            JobStep(step=span.number, step_s=(span.end_ns - span.start_ns) / 1e9, slowest_rank=telling.rank or 0)
             for span in timelines[place].steps
         ],
         step=telling.step,

@@ -219,7 +219,7 @@ def ab(
     from stepscope.compare.views import compare_interleaved
     from stepscope.measure.progress import SilentProgress
     from stepscope.run import plan as planning
-    from stepscope.run.processes import Side, measure_in_processes
+    from stepscope.run.processes import RunSide, measure_in_processes
 
     _require_level(level)
     place = resolve_store(store)
@@ -233,7 +233,7 @@ def ab(
             else "no interrupted comparison of these sides: starting a new one"
         )
     runs = runs or planning.create_sides(jobs, place, command or sys.argv)
-    sides = [Side(one, one.plan.request.environment) for one in runs]
+    sides = [RunSide(one, one.plan.request.environment) for one in runs]
     measure_in_processes(sides, pairs, progress=progress or SilentProgress())
     done_a, done_b = (StoredRun(one.folder) for one in runs)
     return Interleaved(done_a, done_b, compare_interleaved(done_a, done_b, level=level, resolution=resolution))

@@ -17,8 +17,8 @@ from builders import make_system
 from pair_clusters import LARGE, SMALL, Cluster, make_pair_case
 from stepscope.analyze.network.explain import find_usual
 from stepscope.analyze.network.pair_matrix import by_host, read_pair_matrices, read_pair_matrix
-from stepscope.analyze.network.pairs import Finding, find_outliers, pairs_to_dict
-from stepscope.analyze.network.pairs import Finding as PairsFinding
+from stepscope.analyze.network.pairs import PairFinding, find_outliers, pairs_to_dict
+from stepscope.analyze.network.pairs import PairFinding as PairsFinding
 from stepscope.core.errors import UsageError
 from stepscope.records import make_request
 from stepscope.store import RunWriter, StoredRun, create_run
@@ -161,7 +161,7 @@ def test_noise_is_no_finding(hosts: int, per_host: int, nics: int, heavy: bool) 
 def test_tails_from_pair_to_pair_are_no_finding() -> None:
     """Student's t with five degrees of freedom: now and then a pair is three times further out than a normal one."""
 
-    def matrix(seed: int) -> list[Finding]:
+    def matrix(seed: int) -> list[PairFinding]:
         source = random.Random(seed)
 
         def slower(*_: object) -> float:

@@ -13,7 +13,7 @@ from spoiled import SpoiledWorld, flip_element
 from stepscope.bench.comms.cases import make_cases
 from stepscope.bench.comms.fake_group import FakeWorld
 from stepscope.bench.comms.group import World
-from stepscope.bench.comms.producer import CommunicationProducer, RankFacts, open_world
+from stepscope.bench.comms.producer import CommunicationProducer, CommunicationRankFacts, open_world
 from stepscope.bench.comms.trial import Facts
 from stepscope.launch import RankSession, launch_local
 from stepscope.launch.worker import Session
@@ -67,7 +67,7 @@ class RankMeasurement(NamedTuple):
     parts_s: Mapping[str, list[float]] = MappingProxyType({})
 
     def as_gathered(self) -> Gathered:
-        found = RankFacts(facts=self.facts, wrong=self.wrong, checked=self.checked)
+        found = CommunicationRankFacts(facts=self.facts, wrong=self.wrong, checked=self.checked)
         extra = ExtraMeasurements(extra_s=dict(self.parts_s), facts=found)
         outcome = RankOutcome(rank=self.rank, measurement=self.measurement, timing="slowest_rank", extra=extra)
         return Gathered(outcome=outcome, notices=self.measurement.notices)

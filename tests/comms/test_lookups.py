@@ -7,11 +7,11 @@ import torch
 from test_trial import try_out
 
 from stepscope.bench.comms.fake_group import FakeWorld
-from stepscope.bench.comms.kernels import EmbeddingTables, Lookups, draw_rows
+from stepscope.bench.comms.kernels import EmbeddingTables, LookupKernel, draw_rows
 from stepscope.bench.comms.patterns.registry import find_pattern, make_case, read_options
 from stepscope.records.kinds import PatternObserved
 
-SMALL = Lookups(
+SMALL = LookupKernel(
     tables=(2, 1), rows=50, width=4, batch=3, pooling=5, random_lengths=False, zipf=None, seed=1
 )  # fmt: skip
 RANDOM = SMALL._replace(random_lengths=True, zipf=1.2)
@@ -19,7 +19,7 @@ RANDOM = SMALL._replace(random_lengths=True, zipf=1.2)
 
 @pytest.mark.parametrize("lookups", [SMALL, RANDOM])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_looks_up_what_the_others_send_it(lookups: Lookups, rank: int) -> None:
+def test_a_rank_looks_up_what_the_others_send_it(lookups: LookupKernel, rank: int) -> None:
     bags = lookups.list_bags(rank)
     assert [len(table) for table in bags] == [6] * lookups.tables[rank], "one bag per example of all ranks"
     assert sum(map(sum, bags)) == sum(row[rank] for row in lookups.count_indices())
@@ -31,7 +31,7 @@ def test_a_rank_looks_up_what_the_others_send_it(lookups: Lookups, rank: int) ->
 
 
 @pytest.mark.parametrize("lookups", [SMALL, RANDOM])
-def test_sums_are_compared_with_float64(lookups: Lookups) -> None:
+def test_sums_are_compared_with_float64(lookups: LookupKernel) -> None:
     tables = EmbeddingTables(lookups, 0)
     assert tables.needed_bytes() > 2 * 50 * 4 * 4
     run = tables.open("cpu")

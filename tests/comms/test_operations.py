@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.bench.comms.cases import make_cases, read_options
-from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError, bind_call
+from stepscope.bench.comms.group import Bound, Call, UnsupportedCollectiveError, bind_call
 from stepscope.bench.comms.layouts import deal, deal_matrix, parse_layout, parse_matrix, skewed_weights
-from stepscope.bench.comms.operations import PATTERNS, Shape, Traffic, find_operation, operations
+from stepscope.bench.comms.operations import PATTERNS, CollectiveShape, Traffic, find_operation, operations
 from stepscope.core.collectives import FACTS
 from stepscope.core.errors import UsageError
 
@@ -33,7 +33,7 @@ def test_readers_know_the_same_facts_of_every_operation() -> None:
 
 
 def plan(name: str, members: int, elements: int, **options: object) -> Traffic:
-    return find_operation(name).plan(Shape(members, elements, **options))  # type: ignore[arg-type]
+    return find_operation(name).plan(CollectiveShape(members, elements, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ every_shape = st.tuples(
 def test_every_result_comes_from_what_somebody_put_in(drawn: tuple[str, int, int, int, str]) -> None:
     name, members, elements, root, pattern = drawn
     operation = find_operation(name)
-    shape = Shape(members, elements, root % members if operation.rooted else 0, pattern=pattern)
+    shape = CollectiveShape(members, elements, root % members if operation.rooted else 0, pattern=pattern)
     traffic = operation.plan(shape)
     assert len(traffic.inputs) == len(traffic.outputs) == len(traffic.sources) == members
     for outputs, segments in zip(traffic.outputs, traffic.sources, strict=True):
@@ -264,12 +264,12 @@ def test_an_operation_may_be_made_of_others() -> None:
             return Bound(lambda: done.append(f"broadcast from {call.root}"), list)
 
     made = find_operation("all_reduce")._replace(name="reduce_broadcast", made_of=("reduce", "broadcast"))
-    call = Call(made, made.plan(Shape(2, 4)), input=None, output=None, root=1)  # type: ignore[arg-type]
+    call = Call(made, made.plan(CollectiveShape(2, 4)), input=None, output=None, root=1)  # type: ignore[arg-type]
     bound = bind_call(StepGroup(), call, "this backend")
     bound.run()
     assert done == ["reduce to 1", "broadcast from 1"]
     assert bound.composed == "reduce, then broadcast"
-    with pytest.raises(UnsupportedCallError, match="non-blocking"):
+    with pytest.raises(UnsupportedCollectiveError, match="non-blocking"):
         bound.start()
-    with pytest.raises(UnsupportedCallError, match="this backend has no all_gather"):
+    with pytest.raises(UnsupportedCollectiveError, match="this backend has no all_gather"):
         bind_call(StepGroup(), call._replace(operation=find_operation("all_gather")), "this backend")

@@ -26,7 +26,7 @@ from stepscope.bench.comms.overlap import (
     parse_beside,
 )
 from stepscope.bench.comms.producer import make_trial
-from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, Task
+from stepscope.bench.comms.side_tasks import ComputeTask, CopyTask, SideTask
 from stepscope.bench.comms.trial import Room, Steps
 from stepscope.core.errors import UsageError
 from stepscope.launch import Heartbeat
@@ -421,7 +421,7 @@ class FakeEvent:
         return (other.at_s - self.at_s) * 1e3
 
 
-def queued_kernels(cuda: FakeCuda, count: int, each_s: float) -> Task:
+def queued_kernels(cuda: FakeCuda, count: int, each_s: float) -> SideTask:
     def start() -> tuple[()]:
         for _ in range(count):
             cuda.launch(each_s)
@@ -430,7 +430,7 @@ def queued_kernels(cuda: FakeCuda, count: int, each_s: float) -> Task:
     return Acting(start)
 
 
-def queued_collective(cuda: FakeCuda, seconds: float) -> Task:
+def queued_collective(cuda: FakeCuda, seconds: float) -> SideTask:
     """As nccl does: on a stream of its own behind the current one; waiting makes the current one wait."""
     own = cuda.Stream()
 
@@ -583,7 +583,7 @@ class ScriptedStage:
     def __init__(self) -> None:
         self.played: list[str] = []
 
-    def run(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[SideTask]) -> list[float]:
         self.played.append("+".join("compute" if isinstance(task, ComputeTask) else "comm" for task in tasks))
         return [task.repeat * 1e-3 if isinstance(task, ComputeTask) else 7.3e-3 for task in tasks]
 

@@ -15,7 +15,7 @@ from spoiled import SpoiledWorld, flip_element
 from fake_device import FakeDevice
 from stepscope.bench.comms.exchange import CollectiveTrial
 from stepscope.bench.comms.fake_group import FakeWorld
-from stepscope.bench.comms.group import UnsupportedCallError
+from stepscope.bench.comms.group import UnsupportedCollectiveError
 from stepscope.bench.comms.operations import operations
 from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.trial import BURST, Check, Facts, Room, Steps, WaitingDevice
@@ -328,11 +328,11 @@ def test_one_rank_that_cannot_makes_the_case_a_skip() -> None:
 def test_what_cannot_be_is_refused_before_anything_is_allocated() -> None:
     room = Room(FakeWorld(1), CpuDevice(), QuietHeartbeat())
     (case,) = cases_of("send_recv", ranks=1)
-    with pytest.raises(UnsupportedCallError, match="two ranks"):
+    with pytest.raises(UnsupportedCollectiveError, match="two ranks"):
         CollectiveTrial(case, room)
     (case,) = cases_of("all_reduce", ranks=2, mode="graph", device="cuda")
     trial = CollectiveTrial(case, Room(FakeWorld(2), CpuDevice(), QuietHeartbeat()))
-    with pytest.raises(UnsupportedCallError, match="GPU"):
+    with pytest.raises(UnsupportedCollectiveError, match="GPU"):
         trial.open()
 
 

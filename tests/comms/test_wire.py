@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fake_device import FakeDevice
 from stepscope.bench.comms.encodings import BLOCK, ENCODINGS, Coder, Encoding, bound_error, find_encoding
 from stepscope.bench.comms.fake_group import FakeWorld
-from stepscope.bench.comms.group import Bound, Call, UnsupportedCallError
+from stepscope.bench.comms.group import Bound, Call, UnsupportedCollectiveError
 from stepscope.bench.comms.producer import make_trial
 from stepscope.bench.comms.trial import Room
 from stepscope.bench.comms.wire import Laps, WireTrial, make_normals, require_wire_sense
@@ -346,7 +346,7 @@ def test_what_has_no_quantised_form_is_refused(operation: str, options: dict[str
 
 def test_the_fake_backend_refuses() -> None:
     room = Room(FakeWorld(2), CpuDevice(), QuietHeartbeat())
-    with pytest.raises(UnsupportedCallError, match="fake"):
+    with pytest.raises(UnsupportedCollectiveError, match="fake"):
         WireTrial(wire_case("all_reduce", "int8", ranks=2), room)
 
 

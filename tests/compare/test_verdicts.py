@@ -12,7 +12,7 @@ from builders import case_of
 from stepscope.compare.gate import check_regression
 from stepscope.compare.verdict import (
     CaseComparison,
-    Pair,
+    CasePair,
     compare_cases,
     compare_pairs,
     describe,
@@ -304,7 +304,7 @@ def test_a_noisy_comparison_says_how_many_processes_would_decide_and_they_do() -
     assert decided.count("worse") >= 20
     assert decided.count("better") == 0
     measured = noisy(4, 1.0, 1), noisy(4, 1.0, 2)
-    (in_turn,) = compare_pairs([Pair(*measured, "one")], paired=True).rows
+    (in_turn,) = compare_pairs([CasePair(*measured, "one")], paired=True).rows
     assert (
         f"{in_turn.processes_needed} pairs would show one of 5.0 % (--pairs {in_turn.processes_needed})"
         in in_turn.reason
@@ -337,7 +337,7 @@ def test_as_many_processes_as_were_too_few_are_never_asked_for(paired: bool) -> 
             quiet, loud = (
                 make_case([[math.exp(size * (-1) ** i)] * 9 for i in range(count)]) for size in (1e-5, spread)
             )
-            (row,) = compare_pairs([Pair(quiet, loud, "one")], paired=paired).rows
+            (row,) = compare_pairs([CasePair(quiet, loud, "one")], paired=paired).rows
             if row.verdict == "not enough data":
                 assert row.processes_needed is None or row.processes_needed > count, (spread, count, row.reason)
 

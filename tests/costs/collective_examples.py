@@ -10,7 +10,7 @@ from typing import Any
 
 from builders import case_of, make_result, make_samples, make_system
 from stepscope.costs.collective import CollectiveCurve
-from stepscope.costs.curves import Point
+from stepscope.costs.curves import CurvePoint
 from stepscope.records import Benchmark, Case, Failure, System, make_request
 from stepscope.store import RunWriter, StoredRun, create_run
 
@@ -37,13 +37,13 @@ def kinked(size: float) -> float:
     return max(kinked(65535), LATENCY_S / 2 + size / BANDWIDTH)
 
 
-def measure(truth: Truth, sizes: Sequence[int] = DOUBLING, *, noise: float = 0.0, seed: int = 1) -> list[Point]:
+def measure(truth: Truth, sizes: Sequence[int] = DOUBLING, *, noise: float = 0.0, seed: int = 1) -> list[CurvePoint]:
     """`noise` is the standard deviation of the logarithm of a time."""
     chance = random.Random(seed)
-    return [Point(size, truth(size) * math.exp(chance.gauss(0, noise))) for size in sizes]
+    return [CurvePoint(size, truth(size) * math.exp(chance.gauss(0, noise))) for size in sizes]
 
 
-def make_curve(points: Sequence[Point], **changes: Any) -> CollectiveCurve:
+def make_curve(points: Sequence[CurvePoint], **changes: Any) -> CollectiveCurve:
     content: dict[str, Any] = {
         "operation": "all_reduce",
         "members": 8,

@@ -33,10 +33,10 @@ from stepscope.costs.collective import (
 from stepscope.costs.curves import (
     FITS,
     FOLDS,
+    CurvePoint,
+    HeldOutSize,
     Piecewise,
-    Point,
     Points,
-    Trial,
     choose_model,
     fit_alpha_beta,
     hold_out,
@@ -48,7 +48,7 @@ EXCERPT = Path(__file__).parent / "data" / "all_reduce_8xa100.csv"
 PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "collectives" / "all_reduce_public.csv"
 
 measured = st.dictionaries(st.integers(1, 2**36), st.floats(1e-7, 1e2), min_size=4, max_size=9).map(
-    lambda found: [Point(size, found[size]) for size in sorted(found)]
+    lambda found: [CurvePoint(size, found[size]) for size in sorted(found)]
 )
 
 
@@ -136,11 +136,11 @@ def test_an_interval_covers_its_share() -> None:
 
 
 def test_the_spread_is_a_rank_of_the_errors() -> None:
-    trials = [Trial(1.0, math.exp(i / 10)) for i in range(1, 20)]
+    trials = [HeldOutSize(1.0, math.exp(i / 10)) for i in range(1, 20)]
     spread, level = spread_of(trials)
     assert (spread, level) == (pytest.approx(1.8), 18 / 20)
     assert spread_of(trials[:3]) == (pytest.approx(0.3), 3 / 4), "too few for 90 %: the worst, and what it covers"
-    assert spread_of([Trial(2.0, 1.0), Trial(1.0, 2.0)])[0] == pytest.approx(math.log(2)), "both ways alike"
+    assert spread_of([HeldOutSize(2.0, 1.0), HeldOutSize(1.0, 2.0)])[0] == pytest.approx(math.log(2)), "both ways alike"
 
 
 def test_beyond_the_range_it_goes_on_and_says_so() -> None:
@@ -158,7 +158,7 @@ def test_beyond_the_range_it_goes_on_and_says_so() -> None:
 
 
 def test_a_curve_of_latency_alone_does_not_claim_to_know_the_bandwidth() -> None:
-    cost = fit_collective(make_curve([Point(size, 1.0e-5) for size in (8, 64, 512, 4096)]))
+    cost = fit_collective(make_curve([CurvePoint(size, 1.0e-5) for size in (8, 64, 512, 4096)]))
     assert cost.bandwidth_bytes_per_s is None
     estimate = cost.predict(4096 * 1000)
     assert estimate.low_s <= 1.0e-5
@@ -195,7 +195,7 @@ def test_four_sizes_are_enough() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(measured, st.lists(st.floats(0, 2**40), min_size=2, max_size=12))
-def test_a_cost_is_monotone_and_inside_its_interval(points: list[Point], asked: list[float]) -> None:
+def test_a_cost_is_monotone_and_inside_its_interval(points: list[CurvePoint], asked: list[float]) -> None:
     cost = fit_collective(make_curve(points))
     estimates = [cost.predict(size) for size in sorted(asked)]
     for size, estimate in zip(sorted(asked), estimates, strict=True):

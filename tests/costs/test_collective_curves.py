@@ -14,8 +14,8 @@ from stepscope.costs.curves import (
     FITS,
     AlphaBeta,
     Curve,
+    CurvePoint,
     Piecewise,
-    Point,
     SquareRoot,
     bandwidth_of,
     fit_alpha_beta,
@@ -30,7 +30,7 @@ from stepscope.costs.curves import (
 sizes = st.integers(1, 2**40)
 times = st.floats(1e-7, 1e3)
 measured = st.dictionaries(sizes, times, min_size=4, max_size=12).map(
-    lambda found: [Point(size, found[size]) for size in sorted(found)]
+    lambda found: [CurvePoint(size, found[size]) for size in sorted(found)]
 )
 
 
@@ -56,14 +56,14 @@ def test_the_square_root_is_recovered() -> None:
 
 def test_a_term_that_is_not_there_is_zero() -> None:
     assert fit_square_root(measure(alpha_beta)).s_per_sqrt_byte == 0
-    flat = fit_alpha_beta([Point(size, 1e-5) for size in (8, 64, 512, 4096)])
+    flat = fit_alpha_beta([CurvePoint(size, 1e-5) for size in (8, 64, 512, 4096)])
     assert (flat.latency_s, flat.s_per_byte) == (pytest.approx(1e-5), 0)
     assert bandwidth_of(flat) is None
 
 
 def test_coefficients_are_never_negative_and_as_good_as_any_on_a_grid() -> None:
     """Falling times would ask for a negative bandwidth."""
-    points = [Point(10, 3.0), Point(20, 2.0), Point(40, 2.5), Point(80, 1.5)]
+    points = [CurvePoint(10, 3.0), CurvePoint(20, 2.0), CurvePoint(40, 2.5), CurvePoint(80, 1.5)]
     found = fit_terms(points, [lambda size: 1.0, float])
     assert min(found) >= 0
 
@@ -75,8 +75,8 @@ def test_coefficients_are_never_negative_and_as_good_as_any_on_a_grid() -> None:
 
 def test_small_messages_count_as_much_as_large_ones() -> None:
     """By absolute error the three large points would decide alone."""
-    points = [Point(size, 1e-5) for size in (8, 16, 32)]
-    points += [Point(size, size * 1.3e-9) for size in (2**28, 2**29, 2**30)]
+    points = [CurvePoint(size, 1e-5) for size in (8, 16, 32)]
+    points += [CurvePoint(size, size * 1.3e-9) for size in (2**28, 2**29, 2**30)]
     assert fit_alpha_beta(points).predict(8) == pytest.approx(1e-5, rel=0.01)
 
 
@@ -134,7 +134,7 @@ def test_curves_that_cannot_be_are_refused(broken: object) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(measured, st.lists(st.floats(0, 2**44), min_size=2, max_size=20), st.sampled_from(sorted(FITS)))
-def test_every_fit_is_monotone_and_not_negative(points: list[Point], asked: list[float], name: str) -> None:
+def test_every_fit_is_monotone_and_not_negative(points: list[CurvePoint], asked: list[float], name: str) -> None:
     curve: Curve = FITS[name](points)  # type: ignore[index]
     assert model_of(curve) == name
     everywhere = sorted([*asked, *(float(point.size_bytes) for point in points)])

@@ -17,7 +17,7 @@ from builders import make_case, make_folder, make_result, make_samples, make_sys
 from stepscope.core.errors import BadInputError, NewerVersionError, StoreWriteError, UsageError
 from stepscope.costs.collective import (
     CollectiveTable,
-    Measurement,
+    MeasuredSize,
     find_cost,
     fit_collective,
     fit_collectives,
@@ -115,7 +115,7 @@ def write_csv(tmp_path: Path, rows: str, header: str = HEADER) -> Path:
 def test_a_published_table(tmp_path: Path) -> None:
     path = write_csv(tmp_path, 'A,8,1,1024,13.5,"a, b"\nA,8,,2048,14,\n\nB,16,2,0,9.5,x\n')
     a, a_unknown, b = read_published_table(path)
-    assert a == Measurement(a.setting, 1024, pytest.approx(13.5e-6), "a, b")
+    assert a == MeasuredSize(a.setting, 1024, pytest.approx(13.5e-6), "a, b")
     assert (a.setting.operation, a.setting.backend, a.setting.members, a.setting.hosts) == ("all_reduce", "nccl", 8, 1)
     assert (a_unknown.setting.hosts, a_unknown.source) == (None, str(path))
     assert (b.setting.system, b.size_bytes) == ("B", 0)
@@ -168,7 +168,7 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
 def test_any_text_is_a_table_or_bad_input(tmp_path_factory: pytest.TempPathFactory, text: str, headed: bool) -> None:
     path = tmp_path_factory.mktemp("table") / "t.csv"
     path.write_text((HEADER if headed else "") + text, encoding="utf-8", errors="replace", newline="")
-    found: list[Measurement] = []
+    found: list[MeasuredSize] = []
     with suppress(BadInputError):
         found = read_published_table(path)
     assert all(one.time_s > 0 and one.size_bytes >= 0 for one in found)

@@ -349,3 +349,13 @@ def test_the_command_line_calls_the_api() -> None:
         if alias.name in COMPUTED_BY_THE_API.get(node.module or "", ())
     ]
     assert not found
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Two classes of one name make a reader look twice; names for one module alone begin with an underscore."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -16,7 +16,7 @@ from stepscope.launch.hosts import (
     CLUSTER_VARIABLE,
     MAX_SLOTS,
     Cluster,
-    Host,
+    LaunchHost,
     check_rsh,
     encode_cluster,
     format_hostfile,
@@ -31,7 +31,7 @@ from stepscope.launch.hosts import (
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9](\.[a-z]{1,3})?", fullmatch=True)
 HOSTS = st.lists(
     st.builds(
-        lambda name, slots, more: Host(name=name, slots=slots, max_slots=None if more is None else slots + more),
+        lambda name, slots, more: LaunchHost(name=name, slots=slots, max_slots=None if more is None else slots + more),
         NAMES,
         st.integers(1, 64),
         st.none() | st.integers(0, 8),
@@ -54,12 +54,12 @@ def test_both_forms_comments_and_blank_lines() -> None:
     lines = ["# the rack", "", "node1 slots=4 max_slots=8  # new", "  node2:2", "node3"]
     lines += ["10.0.0.4 max-slots=2 slots=2", "[fe80::1]:3", "fe80::2"]
     assert parse_hostfile("\n".join(lines), "hosts") == [
-        Host(name="node1", slots=4, max_slots=8),
-        Host(name="node2", slots=2),
-        Host(name="node3", slots=1),
-        Host(name="10.0.0.4", slots=2, max_slots=2),
-        Host(name="fe80::1", slots=3),
-        Host(name="fe80::2", slots=1),
+        LaunchHost(name="node1", slots=4, max_slots=8),
+        LaunchHost(name="node2", slots=2),
+        LaunchHost(name="node3", slots=1),
+        LaunchHost(name="10.0.0.4", slots=2, max_slots=2),
+        LaunchHost(name="fe80::1", slots=3),
+        LaunchHost(name="fe80::2", slots=1),
     ]
 
 
@@ -68,12 +68,12 @@ def test_a_host_named_again_adds_its_slots_where_it_first_stood() -> None:
 
 
 @given(HOSTS)
-def test_what_is_written_is_read(hosts: list[Host]) -> None:
+def test_what_is_written_is_read(hosts: list[LaunchHost]) -> None:
     assert parse_hostfile(format_hostfile(hosts), "hosts") == hosts
 
 
 @given(HOSTS)
-def test_the_form_of_a_line_does_not_matter(hosts: list[Host]) -> None:
+def test_the_form_of_a_line_does_not_matter(hosts: list[LaunchHost]) -> None:
     openmpi = "".join(f"{host.name}  slots={host.slots}\n" for host in hosts)
     mpich = "\n\n".join(f"\t{host.name}:{host.slots} # c" for host in hosts)
     single = "".join(f"{host.name}\n" * host.slots for host in hosts)
@@ -169,8 +169,8 @@ def test_a_whole_cluster_file(tmp_path: Path) -> None:
         rsh="ssh -p 2222 {host}",
         environment={"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "eth9"},
         hosts=(
-            Host(name="node1", slots=4, address="10.0.0.1"),
-            Host(name="node2", interface="ib0"),
+            LaunchHost(name="node1", slots=4, address="10.0.0.1"),
+            LaunchHost(name="node2", interface="ib0"),
         ),
     )
     assert cluster.ranks == 5
@@ -193,7 +193,7 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
 
 
 @given(HOSTS, st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True), TEXT, max_size=4))
-def test_a_written_cluster_is_read_back(hosts: list[Host], environment: dict[str, str]) -> None:
+def test_a_written_cluster_is_read_back(hosts: list[LaunchHost], environment: dict[str, str]) -> None:
     cluster = Cluster(hosts=tuple(hosts), interface="eth0", rsh="enter '{host}'", environment=environment)
     assert parse_cluster(yaml.safe_load(msgspec.yaml.encode(cluster)), "cluster.yaml") == cluster
 
@@ -251,7 +251,7 @@ def test_other_files_are_no_cluster_files(tmp_path: Path) -> None:
 
 
 def test_ranks_per_node_replace_the_slots_up_to_their_limit() -> None:
-    cluster = Cluster(hosts=(Host(name="a", slots=4), Host(name="b", max_slots=2)))
+    cluster = Cluster(hosts=(LaunchHost(name="a", slots=4), LaunchHost(name="b", max_slots=2)))
     assert [host.slots for host in with_ranks_per_node(cluster, 2).hosts] == [2, 2]
     assert with_ranks_per_node(cluster, None) is cluster
     with pytest.raises(UsageError, match="max_slots=2 of b"):

@@ -20,7 +20,7 @@ from builders import make_case
 from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.core.processes import exit_code_of
 from stepscope.launch.evidence import Evidence, find_open_run, store_of
-from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, encode_cluster
+from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, LaunchHost, encode_cluster
 from stepscope.launch.mpi import (
     ANSWER_VARIABLE,
     MpiCommand,
@@ -44,7 +44,7 @@ from stepscope.records import make_request
 from stepscope.store import StoredRun, create_run
 
 TWO = Cluster(
-    hosts=(Host(name="a", slots=2, address="192.0.2.1"), Host(name="b", slots=1, interface="ib0")),
+    hosts=(LaunchHost(name="a", slots=2, address="192.0.2.1"), LaunchHost(name="b", slots=1, interface="ib0")),
     interface="eth0",
     environment={"WORD": 'it\'s $HOME; "x"'},
 )
@@ -97,16 +97,16 @@ def test_the_remote_shell_of_the_option_comes_before_that_of_the_file() -> None:
 def test_this_machine_needs_no_remote_shell() -> None:
     own = socket.gethostname()
     for name in ("localhost", "127.0.0.1", own):
-        (only,) = plan_torchrun(Cluster(hosts=(Host(name=name, slots=2),)), COMMS, python="py", environ={})
+        (only,) = plan_torchrun(Cluster(hosts=(LaunchHost(name=name, slots=2),)), COMMS, python="py", environ={})
         assert not only.remote
         assert only.command[:3] == ["py", "-m", "stepscope.launch.node"]
-    assert is_local(Host(name="anything", address="127.0.0.1"))
-    assert not is_local(Host(name=own, address="192.0.2.1")), "an address says more than a name"
-    assert not is_local(Host(name="node-without-address"))
+    assert is_local(LaunchHost(name="anything", address="127.0.0.1"))
+    assert not is_local(LaunchHost(name=own, address="192.0.2.1")), "an address says more than a name"
+    assert not is_local(LaunchHost(name="node-without-address"))
 
 
 def test_a_first_host_that_only_it_can_reach_is_refused() -> None:
-    cluster = Cluster(hosts=(Host(name="localhost"), Host(name="b")))
+    cluster = Cluster(hosts=(LaunchHost(name="localhost"), LaunchHost(name="b")))
     with pytest.raises(UsageError, match="takes for itself"):
         plan_torchrun(cluster, COMMS, environ={})
 
@@ -309,7 +309,9 @@ def test_a_node_without_input_is_not_on_a_leash_and_passes_the_exit_code_on(tmp_
 
 OPENMPI = Mpirun("/opt/mpirun", "openmpi", 5)
 MPICH = Mpirun("/opt/mpiexec", "mpich", 4)
-EVEN = Cluster(hosts=(Host(name="a", slots=4, address="192.0.2.1"), Host(name="b", slots=4)), interface="eth0")
+EVEN = Cluster(
+    hosts=(LaunchHost(name="a", slots=4, address="192.0.2.1"), LaunchHost(name="b", slots=4)), interface="eth0"
+)
 
 
 def test_open_mpi_gets_hosts_variables_and_interface() -> None:
@@ -335,7 +337,7 @@ def test_words_of_the_user_replace_the_usual_mapping_and_come_last() -> None:
 def test_a_meeting_place_set_by_hand_wins_and_one_host_needs_none() -> None:
     given_place = plan_mpirun(EVEN, ["x"], OPENMPI, environ={"MASTER_ADDR": "c", "MASTER_PORT": "1"}).environment
     assert (given_place["MASTER_ADDR"], given_place["MASTER_PORT"]) == ("c", "1")
-    alone = Cluster(hosts=(Host(name="localhost", slots=2),))
+    alone = Cluster(hosts=(LaunchHost(name="localhost", slots=2),))
     assert "MASTER_ADDR" not in plan_mpirun(alone, ["x"], OPENMPI, environ={}).environment
 
 

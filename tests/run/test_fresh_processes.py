@@ -14,7 +14,7 @@ from stepscope.core.errors import UsageError
 from stepscope.measure import SilentProgress
 from stepscope.records import Failure
 from stepscope.run import processes as fresh
-from stepscope.run.processes import Side, measure_in_processes
+from stepscope.run.processes import RunSide, measure_in_processes
 from stepscope.store import RunWriter, StoredRun, record_failure, run_folders, verify_run
 
 SIDES = ("OMP_NUM_THREADS=1 ops --op gemm --shape m=8", "ops --op gemm --shape m=16")
@@ -27,7 +27,7 @@ class FakeProcesses:
         self.started: list[tuple[str, Mapping[str, str]]] = []
         self._stop_at, self._error = stop_at, error
 
-    def __call__(self, child: StoredRun, side: Side, **shown: Any) -> None:
+    def __call__(self, child: StoredRun, side: RunSide, **shown: Any) -> None:
         if len(self.started) == self._stop_at:
             raise self._error()
         self.started.append((side.stored.id.split("-")[-2], side.environment))
@@ -132,7 +132,7 @@ def test_processes_of_one_run_are_not_repeated(store: Path, monkeypatch: pytest.
 def test_what_ended_a_process_is_passed_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(monkeypatch, "ab", *SIDES, "--pairs", "2", stop_at=0)[0] == 130
     first = StoredRun(run_folders(store)[0])
-    (child,) = Side(first).children()
+    (child,) = RunSide(first).children()
     (child.folder / fresh.LOG_FILE).write_text("Traceback\nMemoryError\n")
     error = fresh._explain_failure(child, -9, "process 1 of 2", first)
     assert error.message == "process 1 of 2 ended with -9: MemoryError"
@@ -147,7 +147,7 @@ def test_a_process_measures_only_the_plan_that_its_parent_wrote(store: Path, mon
 
     assert start(monkeypatch, "bench", "ops", "--op", "gemm", "--shape", "m=8", "--processes", "2", stop_at=0)[0] == 130
     (folder,) = run_folders(store)
-    (child,) = Side(StoredRun(folder)).children()
+    (child,) = RunSide(StoredRun(folder)).children()
     measured: list[StoredRun] = []
     monkeypatch.setattr(entry, "execute", measured.append)
     monkeypatch.setattr("sys.argv", ["stepscope.run", str(child.folder), "0" * 64])
@@ -170,6 +170,6 @@ def test_more_processes_are_measured_where_the_noise_asks_for_them(
         asked.append(len(cases[0].samples))
         return 5
 
-    measure_in_processes([Side(stored)], 2, progress=SilentProgress(), count_wanted=count_wanted)
+    measure_in_processes([RunSide(stored)], 2, progress=SilentProgress(), count_wanted=count_wanted)
     assert asked == [2, 5]
     assert len(StoredRun(stored.folder).cases()[0].samples) == 5

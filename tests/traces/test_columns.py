@@ -11,7 +11,7 @@ import pytest
 from same_rows import rows_of
 
 from stepscope.formats.readers.kineto import scanner as columns
-from stepscope.formats.readers.kineto.scanner import Column, scan_kineto
+from stepscope.formats.readers.kineto.scanner import GrowingColumn, scan_kineto
 from stepscope.formats.readers.kineto.tolerant import read_kineto
 
 HANDED_OVER: dict[str, Callable[[int, int], bool]] = {
@@ -61,7 +61,7 @@ def test_insertion_at_the_edge_of_the_room(  # noqa: PLR0917
     kept = dice.integers(0, 1 << 30, total - inserted)
     cells = dice.integers(0, 1 << 40, inserted)
     places = np.sort(dice.integers(0, len(kept) + 1, inserted))
-    column = Column("correlation", tmp_path if in_file else None)
+    column = GrowingColumn("correlation", tmp_path if in_file else None)
     for part in np.array_split(kept, 7):
         column.extend(part)
     column.insert(places, cells)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepscope.core.errors import BadInputError, UsageError
 from stepscope.formats.execution_trace import parse_execution_trace
-from stepscope.formats.graph import Collective, Graph, Node
+from stepscope.formats.graph import CommunicationRecord, Graph, Node
 
 
 def ids(nodes: list[Node]) -> list[int]:
@@ -103,7 +103,7 @@ def test_collectives_by_attributes_and_by_arguments() -> None:
         *roots(),
     ]
     (_, send), (_, reduce), (_, waited) = parse_execution_trace(document(nodes)).collectives()
-    assert send == Collective(
+    assert send == CommunicationRecord(
         name="send",
         group="pp",
         group_description="pipeline",

@@ -29,7 +29,7 @@ from stepscope.traces.recording.evidence import (
     write_recording,
 )
 from stepscope.traces.recording.program import START_UP, RecordedProgram, record_program
-from stepscope.traces.recording.recorder import Place, Recorder, RecordingFailedError, read_place
+from stepscope.traces.recording.recorder import RankIdentity, Recorder, RecordingFailedError, read_place
 
 QUICK = {"warmup": 1, "unprofiled": 1, "profiler_warmup": 1, "steps": 2, "settle": 0}
 
@@ -245,15 +245,15 @@ def test_own_marks_silence_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        ({}, Place(0, 1, 0)),
-        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Place(3, 8, 1)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Place(2, 4, 2)),
-        ({"SLURM_PROCID": "5"}, Place(0, 1, 0)),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, Place(0, 1, 0)),
-        ({"RANK": "9", "WORLD_SIZE": "2"}, Place(0, 1, 0)),
+        ({}, RankIdentity(0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, RankIdentity(3, 8, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, RankIdentity(2, 4, 2)),
+        ({"SLURM_PROCID": "5"}, RankIdentity(0, 1, 0)),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, RankIdentity(0, 1, 0)),
+        ({"RANK": "9", "WORLD_SIZE": "2"}, RankIdentity(0, 1, 0)),
     ],
 )
-def test_the_rank_is_what_the_launcher_says(variables: dict[str, str], place: Place) -> None:
+def test_the_rank_is_what_the_launcher_says(variables: dict[str, str], place: RankIdentity) -> None:
     assert read_place(variables) == place
 
 

@@ -306,7 +306,7 @@ def test_operations_in_words() -> None:
     assert xla.parse_shapes("(f32[2,3], s8[], f8e4m3fn[4])") == [("f32", 6), ("s8", 1), ("f8e4m3fn", 4)]
     assert xla.array_bytes("f8e4m3fn", 4) == 4
     scatter = "%reduce-scatter.1 = f32[16]{0} reduce-scatter(f32[64] %x), replica_groups={{0,1,2,3}}"
-    columns = xla.collective_columns(xla.Operation("reduce-scatter", ""), scatter)
+    columns = xla.collective_columns(xla.DataMovement("reduce-scatter", ""), scatter)
     assert (columns["in_elements"], columns["out_elements"], columns["dtype"]) == (64, 16, "float32")
 
 
@@ -314,7 +314,7 @@ def test_operations_in_words() -> None:
 def test_any_text_is_read(text: str) -> None:
     xla.parse_operation(text, text)
     xla.parse_groups(f"replica_groups={text}")
-    xla.collective_columns(xla.Operation("all-gather", "start"), f"%x = {text} all-gather(")
+    xla.collective_columns(xla.DataMovement("all-gather", "start"), f"%x = {text} all-gather(")
     xla.started_by(text)
 
 

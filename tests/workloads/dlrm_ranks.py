@@ -14,7 +14,7 @@ import torch.distributed as dist
 from stepscope.bench.workloads import find_workload
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.feed import make_batches
-from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, Tables
+from stepscope.bench.workloads.models.dlrm.ootb import DlrmTask, TableSizes
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
 from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm, ShardedFastDlrm, ShardedNetwork
 from stepscope.bench.workloads.precision import build_module, math_of
@@ -61,7 +61,7 @@ def _file(name: str, rank: int) -> str:
 # Tables sharded over the ranks
 
 
-def join_batches(tables: Tables, batches: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def join_batches(tables: TableSizes, batches: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """What the ranks have, one after the other, as one batch of the plain task."""
     parts = [torch.split(one["indices"], [len(one["dense"]) * each for each in tables.lookups]) for one in batches]
     offsets, before = [], [0] * len(tables.lookups)

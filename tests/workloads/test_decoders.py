@@ -194,12 +194,12 @@ def test_the_loss_in_chunks_is_the_whole_loss(chunk: int, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("entry", [TRAIN[0], INFER[0], INFER[-1]], ids=lambda one: one.name)
 def test_a_wrong_scale_of_attention_is_found(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = network.Attention.__init__
+    made = network.DecoderAttention.__init__
 
-    def wrong(self: network.Attention, shape: network.Shape, *given: Any) -> None:
+    def wrong(self: network.DecoderAttention, shape: network.HeadShape, *given: Any) -> None:
         made(self, shape._replace(scale=1.0 / shape.width), *given)
 
-    monkeypatch.setattr(network.Attention, "__init__", wrong)
+    monkeypatch.setattr(network.DecoderAttention, "__init__", wrong)
     assert not entry.check().passed
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dlrm_ranks import BATCH, SEED, join_batches, make_fast, make_task, name_joined, read_ranks, start_ranks, step_whole
 
-from stepscope.bench.workloads.models.dlrm.ootb import Tables
+from stepscope.bench.workloads.models.dlrm.ootb import TableSizes
 from stepscope.bench.workloads.models.dlrm.sharded import shard_tables
 
 CONFIGS = ["A.8dev-embed32-fp32", "open-source.1dev-fp32"]
@@ -124,7 +124,7 @@ def compare_parts(parts: list[dict[str, torch.Tensor]], whole: Mapping[str, torc
 
 
 def test_lookups_are_spread_evenly() -> None:
-    tables = Tables(rows=(10,) * 7, lookups=(9, 1, 1, 1, 4, 4, 4))
+    tables = TableSizes(rows=(10,) * 7, lookups=(9, 1, 1, 1, 4, 4, 4))
     owners = shard_tables(tables, 3)
     carried = [
         sum(one for one, owner in zip(tables.lookups, owners, strict=True) if owner == rank) for rank in range(3)

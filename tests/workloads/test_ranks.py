@@ -21,7 +21,7 @@ from stepscope.bench.workloads import producer as producing
 from stepscope.bench.workloads import shared as shared_cases
 from stepscope.bench.workloads.catalogue import read_catalogue
 from stepscope.bench.workloads.facts import Peak
-from stepscope.bench.workloads.producer import RankFacts, WorkloadProducer
+from stepscope.bench.workloads.producer import WorkloadProducer, WorkloadRankFacts
 from stepscope.bench.workloads.protocol import Optimized
 from stepscope.bench.workloads.request import TRAIN_SAMPLE_S, read_case
 from stepscope.bench.workloads.steps import TrainStep
@@ -268,7 +268,7 @@ def make_measured(**told: Any) -> Gathered:
         start_ns=[0, 0], duration_s=[1.0, 1.0], iterations=[1, 4], device_s=None, starved=0, allocations=0,
         host_share=None, warmups=1, notices=[],
     )  # fmt: skip
-    extra = ExtraMeasurements(facts=RankFacts(**told))
+    extra = ExtraMeasurements(facts=WorkloadRankFacts(**told))
     return Gathered(outcome=RankOutcome(rank=0, measurement=measurement, extra=extra))
 
 

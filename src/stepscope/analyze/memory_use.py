@@ -56,7 +56,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """What was held more at the end of the last step than at the end of the first; largest first."""
 
 
-class MemoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryUsePoint(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float | None
     allocated_bytes: int
     reserved_bytes: int | None
@@ -84,7 +84,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     growth: Growth | None
     fragmentation: Fragmentation | None
     out_of_memory: list[OutOfMemory]
-    timeline: list[MemoryPoint]
+    timeline: list[MemoryUsePoint]
     notes: list[str]
 
 
@@ -214,13 +214,13 @@ def _period(sizes: Integers) -> int | None:
     return min(lag for lag, share in shares.items() if share >= best - AS_GOOD)
 
 
-def _points(history: MemoryHistory, total: Integers, first_ns: int) -> list[MemoryPoint]:
+def _points(history: MemoryHistory, total: Integers, first_ns: int) -> list[MemoryUsePoint]:
     """All changes, or the highest of each of equally long stretches where there are too many."""
     chosen = highest_places(total, MOST_POINTS)
     time, reserved = history.time_ns, history.reserved_bytes
     columns = {"time_s": [None] * len(chosen) if time is None else (time[chosen] - first_ns) / 1e9}
     columns["reserved_bytes"] = [None] * len(chosen) if reserved is None else reserved[chosen]
-    return make_rows(MemoryPoint, columns | {"allocated_bytes": total[chosen]})
+    return make_rows(MemoryUsePoint, columns | {"allocated_bytes": total[chosen]})
 
 
 def _sentence(history: MemoryHistory, peak_bytes: int, at_peak: Sequence[Held], growth: Growth | None) -> str:

@@ -20,7 +20,7 @@ Unit = Literal["text", "name", "count", "number", "value", "s", "share", "B", "B
 Read = str | Callable[[Any], Any]
 
 
-class Column(NamedTuple):
+class SectionColumn(NamedTuple):
     title: str
     unit: Unit
     hint: str = ""
@@ -35,7 +35,7 @@ class Column(NamedTuple):
 class Table(NamedTuple):
     title: str
     caption: str
-    columns: list[Column]
+    columns: list[SectionColumn]
     rows: list[list[Any]]
     """None where there is no value."""
     left_out: int = 0
@@ -112,13 +112,13 @@ class Analysis(NamedTuple):
 class Field(NamedTuple):
     """A column, and how it reads a row."""
 
-    column: Column
+    column: SectionColumn
     read: Callable[[Any], Any]
 
 
 def field(title: str, read: Read, unit: Unit = "text", hint: str = "", *, brief: int = 0) -> Field:
     """`read`: a function of a row, or an attribute such as `call.median_s`."""
-    return Field(Column(title, unit, hint, brief), _follow(read) if isinstance(read, str) else read)
+    return Field(SectionColumn(title, unit, hint, brief), _follow(read) if isinstance(read, str) else read)
 
 
 def _follow(path: str) -> Callable[[Any], Any]:

@@ -10,7 +10,7 @@ import click
 
 from stepscope.cli.options import FiniteRange, run_options, was_given
 from stepscope.cli.output import emit, narrate
-from stepscope.cli.ranks import Ranks, find_ranks, measure_cases, world_options
+from stepscope.cli.ranks import RankOptions, find_ranks, measure_cases, world_options
 from stepscope.core.errors import ExitCode, UsageError
 from stepscope.records import Case
 
@@ -106,7 +106,7 @@ OF_COLLECTIVES = (
 """Options that say what to do with a group once it is there."""
 
 
-def measure_forming(ranks: Ranks, choices: dict[str, Any]) -> int:
+def measure_forming(ranks: RankOptions, choices: dict[str, Any]) -> int:
     """What it takes the ranks to become a process group."""
     from stepscope.bench.comms.process_group import make_process_group_cases
 

@@ -18,7 +18,7 @@ from stepscope.core.units import count_of, format_bandwidth, format_bytes, forma
 from stepscope.store import find_run
 
 if TYPE_CHECKING:
-    from stepscope.costs.collective import CollectiveCost, CollectiveFit, Measurement
+    from stepscope.costs.collective import CollectiveCost, CollectiveFit, MeasuredSize
 
 
 @click.group("costs")
@@ -60,7 +60,7 @@ def fit_collective(*, names: tuple[str, ...], output: Path | None, store: Path) 
         suggest_for_file(output)
 
 
-def _measurements(names: Sequence[str], store: Path) -> Iterator[Measurement]:
+def _measurements(names: Sequence[str], store: Path) -> Iterator[MeasuredSize]:
     from stepscope.costs.collective import COMMUNICATION_VERBS, measurements_of_run, read_published_table
 
     if not names:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from stepscope.cli.options import FiniteRange, json_option, measure_options, run_options, store_option
-from stepscope.cli.ranks import Ranks, find_ranks, measure_cases, world_options
+from stepscope.cli.ranks import RankOptions, find_ranks, measure_cases, world_options
 from stepscope.cli.trace_options import parse_numbers
 from stepscope.core.errors import UsageError
 from stepscope.records import BisectionRequest
@@ -35,7 +35,7 @@ def pairs(*, sizes: str, only: str | None, **choices: Any) -> int:
     return measure_cases("pairs", cases, ranks, choices)
 
 
-def find_real_ranks(choices: dict[str, Any]) -> Ranks:
+def find_real_ranks(choices: dict[str, Any]) -> RankOptions:
     ranks = find_ranks(choices)
     if ranks.backend == "fake" or ranks.world_size < 2:
         raise UsageError(

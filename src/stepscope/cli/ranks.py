@@ -51,7 +51,7 @@ world_options = apply_options(
 """Who takes part and how they are watched; the same for every verb that needs ranks."""
 
 
-class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Who will measure."""
 
     world_size: int
@@ -63,7 +63,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     hang_timeout_s: float
 
 
-def find_ranks(choices: dict[str, Any]) -> Ranks:
+def find_ranks(choices: dict[str, Any]) -> RankOptions:
     """From the launcher, else from --ranks; what contradicts itself is refused."""
     from stepscope.launch import detect_rank_context
     from stepscope.launch.join import choose_backend, device_of_backend
@@ -93,7 +93,7 @@ def find_ranks(choices: dict[str, Any]) -> Ranks:
     for broken, where, message, hint in rules:
         if broken:
             raise UsageError(message, hint=hint, where=where)
-    return Ranks(
+    return RankOptions(
         world_size=context.world_size if outer else ranks or DEFAULT_RANKS,
         launcher=context.launcher if outer else "inline" if backend == "fake" else "self",
         outer=outer,
@@ -114,7 +114,7 @@ def require_world(backend: str, device: str) -> None:
         require_backend(backend)
 
 
-def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> CommunicationRequest:
+def make_request(ranks: RankOptions, choices: dict[str, Any], **further: Any) -> CommunicationRequest:
     """What the plan keeps of how to measure."""
     from stepscope.launch.hosts import read_cluster_from_environment
 
@@ -133,7 +133,7 @@ def make_request(ranks: Ranks, choices: dict[str, Any], **further: Any) -> Commu
     )
 
 
-def measure_cases(name: str, cases: list[Case], ranks: Ranks, choices: dict[str, Any], **further: Any) -> int:
+def measure_cases(name: str, cases: list[Case], ranks: RankOptions, choices: dict[str, Any], **further: Any) -> int:
     """Measure the cases of a communication run, or only list them; `further`: fields of its request."""
     if choices.get("dry_run"):
         emit({"cases": [name_case(case) for case in cases]}, "\n".join(case.label for case in cases))
@@ -144,7 +144,7 @@ def measure_cases(name: str, cases: list[Case], ranks: Ranks, choices: dict[str,
     )
 
 
-def run_ranks(job: Job | None, ranks: Ranks, choices: dict[str, Any], verb: str = "comms") -> int:
+def run_ranks(job: Job | None, ranks: RankOptions, choices: dict[str, Any], verb: str = "comms") -> int:
     """Start the ranks and measure, or be one of those that an outer launcher started."""
     require_world(ranks.backend, ranks.device)
     open_run = partial(open_job, job, store=choices["store"], resume=choices.get("resume"), verb=verb)
@@ -153,7 +153,7 @@ def run_ranks(job: Job | None, ranks: Ranks, choices: dict[str, Any], verb: str 
 
 
 def run_as_rank(
-    job: Job | None, ranks: Ranks, open_run: Callable[[], StoredRun], finish: Callable[[StoredRun], Addition]
+    job: Job | None, ranks: RankOptions, open_run: Callable[[], StoredRun], finish: Callable[[StoredRun], Addition]
 ) -> int:
     """This process is one rank of an outer launcher; rank 0 keeps the run and prints."""
     from stepscope.launch import detect_rank_context, rank_session

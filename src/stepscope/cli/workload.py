@@ -18,7 +18,7 @@ from stepscope.cli.options import (
     run_options,
     was_given,
 )
-from stepscope.cli.ranks import Ranks, find_ranks, run_ranks
+from stepscope.cli.ranks import RankOptions, find_ranks, run_ranks
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration
 from stepscope.records import BatchSearch, WorkloadRequest
@@ -175,7 +175,7 @@ def _make_user_job(place: str, how: dict[str, Any]) -> Job:
     return Job("workload", cases[0].benchmark.model, cases, make_request(how, **given), launcher)
 
 
-def _make_shared_job(found: Workload, ranks: Ranks, how: dict[str, Any]) -> Job:
+def _make_shared_job(found: Workload, ranks: RankOptions, how: dict[str, Any]) -> Job:
     sizes = _read_sizes(how)
     accumulate = _read_accumulate(found, sizes, how)
     way = how["parallel"] or ("sharded" if found.declared.devices > 1 else "ddp")
@@ -212,7 +212,7 @@ def _make_search(how: dict[str, Any], largest: int | None) -> BatchSearch:
     return BatchSearch(goal=how["find_batch"], largest=largest, resolution=how["batch_resolution"])
 
 
-def _find_ranks(how: dict[str, Any]) -> Ranks | None:
+def _find_ranks(how: dict[str, Any]) -> RankOptions | None:
     """None: one process, which needs no group."""
     from stepscope.launch import detect_rank_context
     from stepscope.launch.join import device_of_backend
@@ -282,7 +282,7 @@ _NEEDS = {
 
 
 def _refuse_without_effect(
-    benchmark_id: str, how: dict[str, Any], ranks: Ranks | None, *, with_user_model: bool
+    benchmark_id: str, how: dict[str, Any], ranks: RankOptions | None, *, with_user_model: bool
 ) -> None:
     """No option is silently without effect. Defaults are not refused: only what was written on the command line."""
     from stepscope.bench.workloads.user import REFUSED

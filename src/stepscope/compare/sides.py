@@ -27,7 +27,7 @@ LEAST_UNDISTURBED = 2
 """Undisturbed processes stand alone from so many on: fewer show no difference between themselves."""
 
 
-class Process(NamedTuple):
+class MeasuredProcess(NamedTuple):
     """One process of one side."""
 
     seconds: list[float]
@@ -56,11 +56,11 @@ class Process(NamedTuple):
         return 0.0 if untouched else self.load_bound
 
 
-class Side(NamedTuple):
+class ComparedSide(NamedTuple):
     """One case on one side: the processes that count, and how many there are in all."""
 
-    processes: list[Process]
-    all_processes: list[Process]
+    processes: list[MeasuredProcess]
+    all_processes: list[MeasuredProcess]
 
     @property
     def seconds(self) -> list[list[float]]:
@@ -76,8 +76,8 @@ class Side(NamedTuple):
 
 
 def choose_processes(
-    a: Sequence[Process], b: Sequence[Process], *, same_system: bool = True, paired: bool = False
-) -> tuple[Side, Side]:
+    a: Sequence[MeasuredProcess], b: Sequence[MeasuredProcess], *, same_system: bool = True, paired: bool = False
+) -> tuple[ComparedSide, ComparedSide]:
     """Disturbed processes (where paired: pairs with one) are left out where enough others remain."""
     probes = [process.probe_s for process in (*a, *b) if process.probe_s]
     best = min(probes) if probes and same_system else None
@@ -88,18 +88,18 @@ def choose_processes(
     else:
         chosen = [[process for process in side if not process.disturbed] for side in sides]
     first, second = (
-        Side(kept if len(kept) >= LEAST_UNDISTURBED else side, side)
+        ComparedSide(kept if len(kept) >= LEAST_UNDISTURBED else side, side)
         for kept, side in zip(chosen or sides, sides, strict=True)
     )
     return first, second
 
 
-def slow_phase_chance(a: Side, b: Side, *, same_system: bool) -> float:
+def slow_phase_chance(a: ComparedSide, b: ComparedSide, *, same_system: bool) -> float:
     """How likely a process is to be in a slow phase that nothing shows; reference operations show most of them."""
     return SLOW_PHASE_CHANCE_PROBED if a.probed and b.probed and same_system else SLOW_PHASE_CHANCE
 
 
-def read_processes(case: MeasuredCase) -> list[Process]:
+def read_processes(case: MeasuredCase) -> list[MeasuredProcess]:
     by_process: dict[int, list[RankSamples]] = {}
     for samples in case.samples:
         by_process.setdefault(samples.process, []).append(samples)
@@ -110,13 +110,13 @@ def read_processes(case: MeasuredCase) -> list[Process]:
     ]
 
 
-def _read_process(ranks: Sequence[RankSamples], seconds: list[float], *, on_host: bool) -> Process:
+def _read_process(ranks: Sequence[RankSamples], seconds: list[float], *, on_host: bool) -> MeasuredProcess:
     # A device that never waits for its host is slowed down neither by the host's load nor by its launches.
     waiting = [rank for rank in ranks if on_host and (rank.host_share is None or rank.host_share >= HOST_BOUND_SHARE)]
     loaded = [rank for rank in waiting if (rank.other_share or 0.0) >= NOTABLE_LOAD]
     probes = [probe for rank in waiting for probe in rank.probes_s]
     best_unknown = any(not rank.probes_s for rank in waiting)
-    return Process(
+    return MeasuredProcess(
         seconds=sorted(seconds),
         load=max((rank.other_share or 0.0 for rank in loaded), default=0.0),
         load_bound=max(map(_bound_load, loaded), default=0.0),
@@ -137,13 +137,13 @@ def _loaded_time(rank: RankSamples) -> float:
     return min(1.0, (rank.other_share or 0.0) * rank.host_cores) if rank.host_cores else 1.0
 
 
-def _judge_probe(process: Process, best: float | None) -> Process:
+def _judge_probe(process: MeasuredProcess, best: float | None) -> MeasuredProcess:
     if best is None or not process.probe_s or process.probe_s <= SLOW_PROBE * best:
         return process
     return process._replace(slow_probe=math.log(process.probe_s / best))
 
 
-def explain_slowness(slower: Side, other: Side, quantile: float) -> float:
+def explain_slowness(slower: ComparedSide, other: ComparedSide, quantile: float) -> float:
     """How much longer `slower` may have taken than `other` for what happened around them, as a logarithm.
 
     What both sides met alike cancels, and how much it varies shows between the processes: only the difference counts.

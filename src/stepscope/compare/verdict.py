@@ -10,7 +10,14 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from stepscope.compare.sides import Process, Side, choose_processes, explain_slowness, read_processes, slow_phase_chance
+from stepscope.compare.sides import (
+    ComparedSide,
+    MeasuredProcess,
+    choose_processes,
+    explain_slowness,
+    read_processes,
+    slow_phase_chance,
+)
 from stepscope.core.units import count_of, format_ratio, format_share
 from stepscope.stats import (
     SLOW_PHASE_CHANCE,
@@ -134,7 +141,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-class Pair(NamedTuple):
+class CasePair(NamedTuple):
     """Two cases to be compared, and what to call them."""
 
     a: MeasuredCase
@@ -142,7 +149,7 @@ class Pair(NamedTuple):
     label: str
 
 
-class Estimate(NamedTuple):
+class StatisticEstimate(NamedTuple):
     """One statistic's ratio, with the p-value that is compared with the case's level."""
 
     statistic: Statistic
@@ -155,9 +162,9 @@ class Estimate(NamedTuple):
 
 class _Tested(NamedTuple):
     row: CaseComparison
-    estimates: list[Estimate]
-    a: Side
-    b: Side
+    estimates: list[StatisticEstimate]
+    a: ComparedSide
+    b: ComparedSide
     slow_chance: float
     paired: bool
 
@@ -190,7 +197,7 @@ def compare_cases(
     [1.0]
     """
     by_key_a, by_key_b = ({case.key: case for case in leave_out_tries(side)} for side in (a, b))
-    pairs = [Pair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]
+    pairs = [CasePair(case, by_key_b[key], case.result.case.label) for key, case in by_key_a.items() if key in by_key_b]
     comparison = compare_pairs(
         pairs, level=level, min_effect=min_effect, resolution=resolution, same_system=same_system
     )
@@ -208,7 +215,7 @@ def leave_out_tries(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
 
 
 def compare_pairs(
-    pairs: Sequence[Pair],
+    pairs: Sequence[CasePair],
     *,
     level: float = DEFAULT_FAMILY_LEVEL,
     min_effect: float = MIN_EFFECT,
@@ -244,7 +251,7 @@ def compare_pairs(
     )
 
 
-def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseComparison:
+def _prepare(pair: CasePair, *, same_system: bool, paired: bool) -> _Tested | CaseComparison:
     """What can be tested, or the row that says why it cannot."""
     read = [read_processes(case) for case in (pair.a, pair.b)]
     row = _describe_pair(pair, *read)
@@ -266,7 +273,7 @@ def _prepare(pair: Pair, *, same_system: bool, paired: bool) -> _Tested | CaseCo
     return _Tested(row, _estimate_sides(a, b, chance, paired=paired), a, b, chance, paired)
 
 
-def _estimate_sides(a: Side, b: Side, slow_chance: float, *, paired: bool) -> list[Estimate]:
+def _estimate_sides(a: ComparedSide, b: ComparedSide, slow_chance: float, *, paired: bool) -> list[StatisticEstimate]:
     def explain(quantile: float) -> tuple[float, float]:
         return explain_slowness(a, b, quantile), explain_slowness(b, a, quantile)
 
@@ -280,7 +287,7 @@ def estimate_ratios(
     slow_chance: float = SLOW_PHASE_CHANCE,
     paired: bool = False,
     explain: Callable[[float], tuple[float, float]] = lambda quantile: (0.0, 0.0),
-) -> list[Estimate]:
+) -> list[StatisticEstimate]:
     """Every statistic's ratio, B over A, from the samples of each process; `explain`: what circumstances may have added
     to this quantile of A's and of B's."""
 
@@ -289,15 +296,17 @@ def estimate_ratios(
             return compare_paired(list(zip(a, b, strict=True)), quantile=quantile, slow_chance=slow_chance)
         return compare_processes(a, b, quantile=quantile, slow_chance=slow_chance, explained=explain(quantile))
 
-    return [Estimate(statistic, compare(statistic.quantile)) for statistic in STATISTICS]
+    return [StatisticEstimate(statistic, compare(statistic.quantile)) for statistic in STATISTICS]
 
 
-def lead_estimate(estimates: Sequence[Estimate]) -> Estimate:
+def lead_estimate(estimates: Sequence[StatisticEstimate]) -> StatisticEstimate:
     """The one that decides: that with the smallest p-value."""
     return min(estimates, key=lambda estimate: estimate.p_value)
 
 
-def _describe_pair(pair: Pair, processes_a: Sequence[Process], processes_b: Sequence[Process]) -> CaseComparison:
+def _describe_pair(
+    pair: CasePair, processes_a: Sequence[MeasuredProcess], processes_b: Sequence[MeasuredProcess]
+) -> CaseComparison:
     """The row with everything that needs no test."""
     a, b = pair.a, pair.b
     score = a.result.score or b.result.score
@@ -383,7 +392,7 @@ def _decide_uncalled(
     )
 
 
-def _decide_statistic(item: _Tested, estimate: Estimate, own_level: float) -> StatisticRow:
+def _decide_statistic(item: _Tested, estimate: StatisticEstimate, own_level: float) -> StatisticRow:
     quantile, level = estimate.statistic.quantile, own_level * estimate.statistic.weight
     low, high = estimate.ratio.interval_at(level)
     logs = [[math.log(quantile_time(process, quantile)) for process in side.seconds] for side in (item.a, item.b)]

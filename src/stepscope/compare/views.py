@@ -10,8 +10,8 @@ import msgspec
 from stepscope.compare.verdict import (
     DEFAULT_FAMILY_LEVEL,
     DEFAULT_RESOLUTION,
+    CasePair,
     Comparison,
-    Pair,
     compare_cases,
     compare_pairs,
     leave_out_tries,
@@ -60,7 +60,7 @@ def compare_interleaved(
         one.result.case.label + (f" | {other.result.case.label}" if one.key != other.key else "")
         for one, other in pairs
     ]
-    labelled = [Pair(*pair, label) for pair, label in zip(pairs, labels, strict=True)]
+    labelled = [CasePair(*pair, label) for pair, label in zip(pairs, labels, strict=True)]
     return compare_pairs(labelled, level=level, resolution=resolution, same_system=False, paired=True)
 
 
@@ -123,7 +123,7 @@ def compare_implementations(
     )
 
 
-def _find_gains(pairs: Sequence[Pair], *, any_precision: bool = False) -> Gains | None:
+def _find_gains(pairs: Sequence[CasePair], *, any_precision: bool = False) -> Gains | None:
     """The largest gain of each case; with `any_precision` cases that differ in it alone are one."""
     best: dict[str, tuple[float, str]] = {}
     for pair in pairs:
@@ -143,7 +143,7 @@ def _find_gains(pairs: Sequence[Pair], *, any_precision: bool = False) -> Gains 
     )
 
 
-def _name_in_full(pair: Pair) -> str:
+def _name_in_full(pair: CasePair) -> str:
     """With what a label leaves to the columns of a table."""
     case = pair.a.result.case
     batch = f" batch {case.batch_size}" if case.batch_size is not None else ""
@@ -151,7 +151,7 @@ def _name_in_full(pair: Pair) -> str:
     return f"{pair.label}{batch}{ranks}"
 
 
-def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[Pair], list[str]]:
+def pair_ootb_optimized(cases: Sequence[MeasuredCase]) -> tuple[list[CasePair], list[str]]:
     """Pairs of `ootb` and `optimized` by their labels, and the labels of cases left without a counterpart.
 
     An optimized case stands beside the out-of-the-box case that differs in nothing but the implementation, and beside
@@ -202,10 +202,10 @@ def _find_references(ootb: Mapping[str, MeasuredCase]) -> dict[str, MeasuredCase
     return {_neutral_key(case.result.case, any_precision=True): case for case in coarse_first}
 
 
-def _make_pair(plain: MeasuredCase, fast: MeasuredCase) -> Pair:
+def _make_pair(plain: MeasuredCase, fast: MeasuredCase) -> CasePair:
     before, after = _precision(plain), _precision(fast)
     change = f" ({before}→{after})" if before != after else ""
-    return Pair(plain, fast, plain.result.case.label.replace("/ootb/", "/ootb→optimized/", 1) + change)
+    return CasePair(plain, fast, plain.result.case.label.replace("/ootb/", "/ootb→optimized/", 1) + change)
 
 
 def _precision(case: MeasuredCase) -> str | None:

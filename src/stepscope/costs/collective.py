@@ -19,11 +19,11 @@ from stepscope.costs.curves import (
     FEWEST_SIZES,
     FITS,
     Curve,
+    CurvePoint,
     Extrapolation,
     HeldOut,
+    HeldOutSize,
     ModelName,
-    Point,
-    Trial,
     bandwidth_of,
     choose_model,
     fit_best,
@@ -83,7 +83,7 @@ class CollectiveSetting(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveCurve(CollectiveSetting, frozen=True, kw_only=True):
     """Measured points that belong together."""
 
-    points: list[Point]
+    points: list[CurvePoint]
     """By size, each size once."""
     sources: list[str] = []
     """Ids of the runs, or what a table says of its origin."""
@@ -171,7 +171,7 @@ class CollectiveCost(CollectiveSetting, frozen=True, kw_only=True):
         return at_edge * ratio ** steepness(self.curve, self.largest_bytes) / factor, at_edge * ratio * factor
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class UnfittedCurve(msgspec.Struct, frozen=True, kw_only=True):
     """A curve that was not fitted, and why."""
 
     label: str
@@ -182,7 +182,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 class CollectiveFit(NamedTuple):
     costs: list[CollectiveCost]
-    refused: list[Refusal]
+    refused: list[UnfittedCurve]
 
 
 def fit_collectives(curves: Iterable[CollectiveCurve]) -> CollectiveFit:
@@ -193,7 +193,7 @@ def fit_collectives(curves: Iterable[CollectiveCurve]) -> CollectiveFit:
         if reason is None:
             costs.append(fit_collective(curve))
         else:
-            refused.append(Refusal(label=curve.label, system=curve.system, reason=reason, sources=curve.sources))
+            refused.append(UnfittedCurve(label=curve.label, system=curve.system, reason=reason, sources=curve.sources))
     return CollectiveFit(costs, refused)
 
 
@@ -235,7 +235,7 @@ def fit_collective(curve: CollectiveCurve) -> CollectiveCost:
     )
 
 
-def spread_of(trials: Sequence[Trial], level: float = LEVEL) -> tuple[float, float]:
+def spread_of(trials: Sequence[HeldOutSize], level: float = LEVEL) -> tuple[float, float]:
     """The log error that a further size stays below with chance `level`, and the chance that it really is.
 
     A new size is as likely to fall between any two of n held-out errors, or beyond them all, so the k-th smallest
@@ -272,7 +272,7 @@ _NOT_VARIANTS = frozenset({"size_bytes", "dtype", "device"})
 """Parameters of a case that the setting has a field of its own for."""
 
 
-class Measurement(NamedTuple):
+class MeasuredSize(NamedTuple):
     """One size of one setting, measured once."""
 
     setting: CollectiveSetting
@@ -281,7 +281,7 @@ class Measurement(NamedTuple):
     source: str
 
 
-def measurements_of_run(run: StoredRun) -> Iterator[Measurement]:
+def measurements_of_run(run: StoredRun) -> Iterator[MeasuredSize]:
     """The cases of a communication run that were measured and gave the right result; the time is the median."""
     if run.plan.verb not in COMMUNICATION_VERBS:
         raise UsageError(
@@ -296,7 +296,7 @@ def measurements_of_run(run: StoredRun) -> Iterator[Measurement]:
             continue
         time_s = median(measured.seconds()) if measured.result.status == "ok" else None
         if isinstance(size, int) and time_s is not None and time_s > 0:
-            yield Measurement(_setting_of(measured, spec, run.system), size, time_s, run.id)
+            yield MeasuredSize(_setting_of(measured, spec, run.system), size, time_s, run.id)
 
 
 def _setting_of(measured: MeasuredCase, spec: CollectiveSpec, system: System | None) -> CollectiveSetting:
@@ -322,7 +322,7 @@ def _plain(value: Parameter) -> str:
     return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
 
-def read_published_table(path: Path) -> list[Measurement]:
+def read_published_table(path: Path) -> list[MeasuredSize]:
     """A CSV with one row per size; the first row that does not keep the rules is named with its line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -341,7 +341,7 @@ def read_published_table(path: Path) -> list[Measurement]:
         ) from error
 
 
-def _parse_row(row: Mapping[str, str | None], where: str) -> Measurement:
+def _parse_row(row: Mapping[str, str | None], where: str) -> MeasuredSize:
     cells = {name: text.strip() for name, text in row.items() if isinstance(text, str) and text.strip()}
     try:
         said = msgspec.convert({"system": "unknown system", **cells}, TableRow, strict=False)
@@ -351,17 +351,17 @@ def _parse_row(row: Mapping[str, str | None], where: str) -> Measurement:
         ) from error
     names = ("system", "members", "hosts", "operation", "backend", "dtype", "device")
     setting = CollectiveSetting(timing="published", **{name: getattr(said, name) for name in names})
-    return Measurement(setting, said.size, said.time_us * 1e-6, said.source or where.rpartition(":")[0])
+    return MeasuredSize(setting, said.size, said.time_us * 1e-6, said.source or where.rpartition(":")[0])
 
 
-def group_curves(measurements: Iterable[Measurement]) -> list[CollectiveCurve]:
+def group_curves(measurements: Iterable[MeasuredSize]) -> list[CollectiveCurve]:
     """One curve per setting, in the order they are first met.
 
     A size that was measured more than once counts once, with the median of its times. Messages of no bytes (a barrier)
     are no points of a curve over sizes.
     """
     settings: dict[bytes, CollectiveSetting] = {}
-    found: dict[bytes, list[Measurement]] = defaultdict(list)
+    found: dict[bytes, list[MeasuredSize]] = defaultdict(list)
     for measurement in measurements:
         key = msgspec.json.encode(measurement.setting, order="sorted")
         settings.setdefault(key, measurement.setting)
@@ -369,14 +369,14 @@ def group_curves(measurements: Iterable[Measurement]) -> list[CollectiveCurve]:
     return [_curve(settings[key], same) for key, same in found.items()]
 
 
-def _curve(setting: CollectiveSetting, measurements: Iterable[Measurement]) -> CollectiveCurve:
+def _curve(setting: CollectiveSetting, measurements: Iterable[MeasuredSize]) -> CollectiveCurve:
     times: dict[int, list[float]] = defaultdict(list)
     sources: dict[str, None] = {}
     for measurement in measurements:
         sources[measurement.source] = None
         if measurement.size_bytes > 0:
             times[measurement.size_bytes].append(measurement.time_s)
-    points = [Point(size, value) for size in sorted(times) if (value := median(times[size])) is not None]
+    points = [CurvePoint(size, value) for size in sorted(times) if (value := median(times[size])) is not None]
     return CollectiveCurve(**msgspec.structs.asdict(setting), points=points, sources=list(sources))
 
 

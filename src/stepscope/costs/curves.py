@@ -115,14 +115,14 @@ def steepness(curve: Curve, size_bytes: float) -> float:
     return min(1.0, max(0.0, rise / math.log1p(step)))
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     size_bytes: int
     """Above 0."""
     time_s: float
     """Above 0."""
 
 
-Points = Sequence[Point]
+Points = Sequence[CurvePoint]
 """By size, each size once."""
 
 
@@ -216,7 +216,7 @@ class Extrapolation(msgspec.Struct, frozen=True, kw_only=True):
     """The largest size over the largest that was left in."""
 
 
-class Trial(NamedTuple):
+class HeldOutSize(NamedTuple):
     """One held-out size."""
 
     predicted_s: float
@@ -231,7 +231,7 @@ class Trial(NamedTuple):
         return abs(math.log(self.measured_s / self.predicted_s))
 
 
-def hold_out(points: Points, fit: Fit) -> list[Trial]:
+def hold_out(points: Points, fit: Fit) -> list[HeldOutSize]:
     """Every size but the smallest and the largest, each predicted by a curve that was fitted without it.
 
     The ends stay in: without them a curve would be judged outside its range. Of many sizes several are left out at
@@ -239,12 +239,12 @@ def hold_out(points: Points, fit: Fit) -> list[Trial]:
     """
     inner = range(1, len(points) - 1)
     folds = min(FOLDS, len(inner))
-    found: dict[int, Trial] = {}
+    found: dict[int, HeldOutSize] = {}
     for fold in range(folds):
         away = set(inner[fold::folds])
         curve = fit([point for i, point in enumerate(points) if i not in away])
         for i in away:
-            found[i] = Trial(curve.predict(points[i].size_bytes), points[i].time_s)
+            found[i] = HeldOutSize(curve.predict(points[i].size_bytes), points[i].time_s)
     return [found[i] for i in inner]
 
 
@@ -255,11 +255,11 @@ def hold_out_largest(points: Points, fit: Fit) -> Extrapolation | None:
     if len(kept) < FEWEST_SIZES:
         return None
     curve = fit(kept)
-    trials = [Trial(curve.predict(point.size_bytes), point.time_s) for point in points[-away:]]
+    trials = [HeldOutSize(curve.predict(point.size_bytes), point.time_s) for point in points[-away:]]
     return Extrapolation(errors=summarize_trials(trials), reach=points[-1].size_bytes / kept[-1].size_bytes)
 
 
-def summarize_trials(trials: Sequence[Trial]) -> HeldOut:
+def summarize_trials(trials: Sequence[HeldOutSize]) -> HeldOut:
     ordered = sorted(trial.error for trial in trials)
     return HeldOut(
         n=len(ordered),
@@ -270,14 +270,14 @@ def summarize_trials(trials: Sequence[Trial]) -> HeldOut:
     )
 
 
-def choose_model(trials: Mapping[ModelName, Sequence[Trial]]) -> ModelName:
+def choose_model(trials: Mapping[ModelName, Sequence[HeldOutSize]]) -> ModelName:
     """The plainest form whose mean error is near the least: more freedom must pay, or it only follows noise."""
     errors = {model: math.fsum(trial.error for trial in found) / max(1, len(found)) for model, found in trials.items()}
     limit = min(errors.values()) * (1 + NEAR) + SAME
     return next(model for model, error in errors.items() if error <= limit)
 
 
-def hold_out_models(points: Points) -> dict[ModelName, list[Trial]]:
+def hold_out_models(points: Points) -> dict[ModelName, list[HeldOutSize]]:
     return {model: hold_out(points, fit) for model, fit in FITS.items()}
 
 

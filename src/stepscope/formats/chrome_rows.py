@@ -195,7 +195,7 @@ _PLACE_BITS = (1 << (_BIT["device"] + _KIND_BITS)) | (1 << (_BIT["stream"] + _KI
 _TIME = "%s.%03d"
 
 
-class Field(NamedTuple):
+class LineField(NamedTuple):
     """A part of a line that varies: where its values come from, and how they are written."""
 
     column: str
@@ -204,7 +204,7 @@ class Field(NamedTuple):
 
 class Template(NamedTuple):
     text: str
-    fields: Sequence[Field]
+    fields: Sequence[LineField]
 
 
 class RowText:
@@ -326,7 +326,7 @@ def _make_template(key: int) -> Template:
     bits = key >> _KIND_BITS
     head, fields = _head(kind, counted=bool(bits >> _VALUE_BIT & 1))
     if kind == COUNTER and bits >> _VALUE_BIT & 1:
-        return Template(head + ',"args":{"value":%r}\n  }', [*fields, Field("value", "number")])
+        return Template(head + ',"args":{"value":%r}\n  }', [*fields, LineField("value", "number")])
     arguments: list[str] = []
     for place, column in enumerate(ARGUMENT_COLUMNS):
         if bits >> place & 1:
@@ -336,29 +336,29 @@ def _make_template(key: int) -> Template:
             form = COLUMN[column].form
             marker = "%d" if form == "int" else "%r" if form == "float" else "%s"
             arguments.append(f"{quoted(argument).replace('%', '%%')}:{marker}")
-            fields.append(Field(column, "number" if form != "text" else "list" if column in _AS_JSON else "text"))
+            fields.append(LineField(column, "number" if form != "text" else "list" if column in _AS_JSON else "text"))
             if column == "bytes" and kind in (COPY, SET):
                 arguments.append('"memory bandwidth (GB/s)":%s')
-                fields.append(Field("bytes", "bandwidth"))
+                fields.append(LineField("bytes", "bandwidth"))
     if bits >> _REST_BIT & 1:
         arguments.append("%s")
-        fields.append(Field("arguments", "rest"))
+        fields.append(LineField("arguments", "rest"))
     body = f',"args":{{{",".join(arguments)}}}' if arguments else ""
     return Template(f"{head}{body}\n  }}", fields)
 
 
-def _head(kind: int, *, counted: bool) -> tuple[str, list[Field]]:
+def _head(kind: int, *, counted: bool) -> tuple[str, list[LineField]]:
     """The line up to its arguments."""
-    place, start = Field("place", "place"), Field("start_ns", "time")
+    place, start = LineField("place", "place"), LineField("start_ns", "time")
     if kind == COUNTER and counted:
-        return f'{{"ph":"C","name":%s,%s"ts":{_TIME}', [Field("name", "text"), place, start]
+        return f'{{"ph":"C","name":%s,%s"ts":{_TIME}', [LineField("name", "text"), place, start]
     if kind in (INSTANT, MEMORY):
         text = f'{{"ph":"i","s":"t","cat":"{CATEGORY_OF_KIND[kind]}","name":%s,%s"ts":{_TIME}'
-        return text, [Field("name", "text"), place, start]
-    fields = [Field("name", "text"), place, start, Field("end_ns", "time")]
+        return text, [LineField("name", "text"), place, start]
+    fields = [LineField("name", "text"), place, start, LineField("end_ns", "time")]
     if kind == RUNTIME:
         text = f'{{"ph":"X","cat":"%s","name":%s,%s"ts":{_TIME},"dur":{_TIME}'
-        return text, [Field("name", "call"), *fields]
+        return text, [LineField("name", "call"), *fields]
     return f'{{"ph":"X","cat":"{CATEGORY_OF_KIND[kind]}","name":%s,%s"ts":{_TIME},"dur":{_TIME}', fields
 
 

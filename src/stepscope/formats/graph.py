@@ -46,7 +46,7 @@ class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Global numbers, in the order of the group's own numbering."""
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class CommunicationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a communication record says. None: the record does not say it."""
 
     name: str
@@ -133,7 +133,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         return parse_schema(self.op_schema) if self.op_schema else None
 
     @property
-    def collective(self) -> Collective | None:
+    def collective(self) -> CommunicationRecord | None:
         """What a communication record says; None for every other node."""
         return read_collective(self) if self.name == RECORD_COLLECTIVE else None
 
@@ -300,7 +300,7 @@ class Graph:
             if not wanted and not node.is_root
         ]
 
-    def collectives(self) -> list[tuple[Node, Collective]]:
+    def collectives(self) -> list[tuple[Node, CommunicationRecord]]:
         """Communication records in order, waits included."""
         return [(node, read_collective(node)) for node in self.nodes if node.name == RECORD_COLLECTIVE]
 
@@ -364,7 +364,7 @@ def wrong_arguments(node: Node, error: ValueError, where: str = "") -> BadInputE
     )
 
 
-def read_collective(node: Node) -> Collective:
+def read_collective(node: Node) -> CommunicationRecord:
     """The content of a `record_param_comms` node, from its attributes where it has them, else from its inputs.
 
     Arguments stand as [tensors,] sequence, group, rank, name, splits…; the name is the first plain text among them.
@@ -377,7 +377,7 @@ def read_collective(node: Node) -> Collective:
     said = node.attributes
     name = said.get("collective_name")
     if place is None or place < 3:
-        return Collective(name=str(name or ""), **_from_attributes(said))
+        return CommunicationRecord(name=str(name or ""), **_from_attributes(said))
     sequence, is_point_to_point = _sequence_number(values[place - 3])
     fields: dict[str, Any] = {
         "sequence": sequence,
@@ -393,7 +393,7 @@ def read_collective(node: Node) -> Collective:
         # Waits carry empty groups and zero sizes as attributes; the inputs then say no more.
         if value not in (None, "", ()):
             fields[key] = value
-    return Collective(name=str(name or values[place]), **fields)
+    return CommunicationRecord(name=str(name or values[place]), **fields)
 
 
 def _sequence_number(value: Any) -> tuple[int | None, bool]:

@@ -22,7 +22,7 @@ from stepscope.formats.nccl_tests import (
     NcclOutput,
     NcclRank,
     NcclRow,
-    Operation,
+    NcclTest,
     parse_nccl_text,
 )
 from stepscope.records import (
@@ -77,7 +77,7 @@ class PreparedImport(NamedTuple):
     file: str
     """Its name, without the folders."""
     output: NcclOutput
-    operation: Operation
+    operation: NcclTest
     cases: list[Case]
     results: list[CaseResult]
     samples: list[RankSamples]
@@ -157,7 +157,7 @@ def write_import(prepared: PreparedImport, store: Path, *, name: str | None = No
 # Which operation, over how many ranks
 
 
-def find_operation(output: NcclOutput, asked: str | None, *, where: str) -> Operation:
+def find_operation(output: NcclOutput, asked: str | None, *, where: str) -> NcclTest:
     """What the file's header names, else what was asked for, else the only one that the numbers allow."""
     if output.members < 1:
         raise BadInputError(
@@ -180,7 +180,7 @@ def find_operation(output: NcclOutput, asked: str | None, *, where: str) -> Oper
     return chosen or _guess_operation(output, where)
 
 
-def _guess_operation(output: NcclOutput, where: str) -> Operation:
+def _guess_operation(output: NcclOutput, where: str) -> NcclTest:
     possible = [operation for operation in OPERATIONS.values() if _is_possible(operation, output)]
     if len(possible) == 1:
         return possible[0]
@@ -193,7 +193,7 @@ def _guess_operation(output: NcclOutput, where: str) -> Operation:
     )
 
 
-def _is_possible(operation: Operation, output: NcclOutput) -> bool:
+def _is_possible(operation: NcclTest, output: NcclOutput) -> bool:
     """By root, reduction and the ratio of the two bandwidths, where they are printed exactly enough to tell."""
     row = output.rows[0]
     # sendrecv prints the reduction it was started with, although it does not reduce.
@@ -209,7 +209,7 @@ def _is_possible(operation: Operation, output: NcclOutput) -> bool:
     return bool(ratios) and all(abs(ratio - factor) <= RATE_TOLERANCE * max(factor, 1e-9) for ratio in ratios)
 
 
-def _check_rates(output: NcclOutput, operation: Operation, *, where: str) -> None:
+def _check_rates(output: NcclOutput, operation: NcclTest, *, where: str) -> None:
     """What Stepscope will say of a row must be what the file says: size, time, operation and ranks belong together."""
     factor = operation.bus_factor(output.members)
     for row in output.rows:
@@ -230,7 +230,7 @@ def _check_rates(output: NcclOutput, operation: Operation, *, where: str) -> Non
 # Rows to cases
 
 
-def _make_case(output: NcclOutput, operation: Operation, row: NcclRow) -> Case:
+def _make_case(output: NcclOutput, operation: NcclTest, row: NcclRow) -> Case:
     spec_type = PointToPointSpec if operation.name == POINT_TO_POINT else CollectiveSpec
     spec = spec_type(
         operation=operation.name,
@@ -256,7 +256,7 @@ def _make_case(output: NcclOutput, operation: Operation, row: NcclRow) -> Case:
 
 
 def _make_result(
-    output: NcclOutput, operation: Operation, case: Case, rows: Sequence[NcclRow], samples: RankSamples
+    output: NcclOutput, operation: NcclTest, case: Case, rows: Sequence[NcclRow], samples: RankSamples
 ) -> CaseResult:
     factor = operation.bus_factor(output.members)
     failure = None
@@ -292,7 +292,7 @@ def _make_samples(output: NcclOutput, case: str, rows: Sequence[NcclRow]) -> Ran
     return RankSamples(case=case, duration_s=durations, iterations=iterations, warmup=[False] * len(durations))
 
 
-def _observe(output: NcclOutput, operation: Operation, rows: Sequence[NcclRow], factor: float) -> CollectiveObserved:
+def _observe(output: NcclOutput, operation: NcclTest, rows: Sequence[NcclRow], factor: float) -> CollectiveObserved:
     first, are_checked = rows[0], all(row.wrong is not None for row in rows)
     observed_type = PointToPointObserved if operation.name == POINT_TO_POINT else CollectiveObserved
     return observed_type(

@@ -24,7 +24,7 @@ LARGEST = 2**63 - 1
 """Largest size or count."""
 
 
-class Operation(NamedTuple):
+class NcclTest(NamedTuple):
     """What nccl-tests measures under one program name."""
 
     name: str
@@ -46,19 +46,19 @@ class Operation(NamedTuple):
         return FACTS[self.name].rooted
 
 
-OPERATIONS: dict[str, Operation] = {
-    "all_reduce": Operation("all_reduce", usual="in_place"),
-    "reduce": Operation("reduce", usual="in_place"),
-    "broadcast": Operation("broadcast", usual="in_place"),
-    "all_gather": Operation("all_gather"),
-    "reduce_scatter": Operation("reduce_scatter"),
-    "alltoall": Operation("all_to_all"),
-    "alltoallv": Operation("all_to_allv", splits="nccl-tests"),
-    "gather": Operation("gather"),
-    "scatter": Operation("scatter"),
-    "sendrecv": Operation("send_recv"),
+OPERATIONS: dict[str, NcclTest] = {
+    "all_reduce": NcclTest("all_reduce", usual="in_place"),
+    "reduce": NcclTest("reduce", usual="in_place"),
+    "broadcast": NcclTest("broadcast", usual="in_place"),
+    "all_gather": NcclTest("all_gather"),
+    "reduce_scatter": NcclTest("reduce_scatter"),
+    "alltoall": NcclTest("all_to_all"),
+    "alltoallv": NcclTest("all_to_allv", splits="nccl-tests"),
+    "gather": NcclTest("gather"),
+    "scatter": NcclTest("scatter"),
+    "sendrecv": NcclTest("send_recv"),
     # Its own algorithmic bandwidth leaves out the rank's own piece; the bus bandwidth is the same either way.
-    "hypercube": Operation("hypercube"),
+    "hypercube": NcclTest("hypercube"),
 }
 """By program, without `_perf`."""
 

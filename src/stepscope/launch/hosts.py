@@ -34,7 +34,7 @@ _HOSTFILE_HINT = "write one host a line, for example `node1 slots=4` or `node1:4
 _CLUSTER_HINT = 'write for example [[hosts]] with name = "node1" and slots = 4'
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LaunchHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One host of a run, in the order in which its ranks are numbered."""
 
     name: str
@@ -66,7 +66,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All hosts of a run and what their ranks share."""
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[LaunchHost, ...]
     interface: str | None = None
     """The network interface of every host that names none of its own."""
     rsh: str | None = None
@@ -81,14 +81,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def ranks(self) -> int:
         return sum(host.slots for host in self.hosts)
 
-    def interface_of(self, host: Host) -> str | None:
+    def interface_of(self, host: LaunchHost) -> str | None:
         return host.interface or self.interface
 
-    def host_of_rank(self, rank: int) -> Host:
+    def host_of_rank(self, rank: int) -> LaunchHost:
         """Ranks fill the hosts one after the other."""
         return [host for host in self.hosts for _ in range(host.slots)][rank]
 
-    def variables_of(self, host: Host) -> dict[str, str]:
+    def variables_of(self, host: LaunchHost) -> dict[str, str]:
         """What the ranks of a host find in their environment; what the file sets by name wins.
 
         UCX is not told the interface: it names devices (mlx5_0:1), and a name of the other kind would keep it from
@@ -128,13 +128,13 @@ def read_hostfile(path: Path) -> Cluster:
     return Cluster(hosts=tuple(parse_hostfile(_read_text(path), str(path))))
 
 
-def parse_hostfile(text: str, where: str) -> list[Host]:
+def parse_hostfile(text: str, where: str) -> list[LaunchHost]:
     """The hosts of a file in Open MPI's form (`node1 slots=4 max_slots=8`) or MPICH's (`node1:4`).
 
     A host without a count has one slot. A host that stands there again adds its slots to the first mention, which
     decides the order.
     """
-    hosts: dict[str, Host] = {}
+    hosts: dict[str, LaunchHost] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -148,7 +148,7 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
     return list(hosts.values())
 
 
-def format_hostfile(hosts: Iterable[Host]) -> str:
+def format_hostfile(hosts: Iterable[LaunchHost]) -> str:
     """As Open MPI reads it; `parse_hostfile` gives the names and slots back."""
     return "".join(
         f"{host.name} slots={host.slots}" + (f" max_slots={host.max_slots}" if host.max_slots else "") + "\n"
@@ -156,7 +156,7 @@ def format_hostfile(hosts: Iterable[Host]) -> str:
     )
 
 
-def _parse_hostfile_line(words: list[str], place: str) -> Host:
+def _parse_hostfile_line(words: list[str], place: str) -> LaunchHost:
     name, count = _split_count(words[0])
     counts: dict[str, Any] = {} if count is None else {"slots": _parse_count(count, words[0], place)}
     for word in words[1:]:
@@ -172,7 +172,7 @@ def _parse_hostfile_line(words: list[str], place: str) -> Host:
             raise BadInputError(f"{name} is given {key} twice", hint=_HOSTFILE_HINT, where=place)
         counts[key] = _parse_count(value, word, place)
     try:
-        return Host(name=name, **counts)
+        return LaunchHost(name=name, **counts)
     except ValueError as error:
         raise BadInputError(str(error), hint=_HOSTFILE_HINT, where=place) from None
 
@@ -200,7 +200,7 @@ def _parse_count(text: str, word: str, place: str) -> int:
     return count
 
 
-def _add_slots(known: Host, again: Host, place: str) -> Host:
+def _add_slots(known: LaunchHost, again: LaunchHost, place: str) -> LaunchHost:
     slots = known.slots + again.slots
     if slots > MAX_SLOTS:
         raise BadInputError(f"{known.name} gets more than {MAX_SLOTS} slots", hint=_HOSTFILE_HINT, where=place)
@@ -246,7 +246,7 @@ def parse_cluster(content: object, where: str) -> Cluster:
     if not isinstance(listed, list) or not listed:
         raise BadInputError("the cluster file names no host", hint=_CLUSTER_HINT, where=where)
     for number, entry in enumerate(listed):
-        _read_table(entry, f"{where}, hosts[{number}]", "a host", Host.__struct_fields__)
+        _read_table(entry, f"{where}, hosts[{number}]", "a host", LaunchHost.__struct_fields__)
     environment = _read_environment(table.get("environment", {}), f"{where}, environment")
     try:
         cluster = msgspec.convert({**table, "environment": environment}, Cluster)
@@ -327,7 +327,7 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
     return {"hosts": hosts, "interface": cluster.interface, "environment": dict(cluster.environment)}
 
 
-def _list_stated(host: Host) -> dict[str, Any]:
+def _list_stated(host: LaunchHost) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(host).items() if value is not None}
 
 

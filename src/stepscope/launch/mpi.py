@@ -21,7 +21,7 @@ import msgspec
 from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError, UsageError
 from stepscope.core.processes import exit_code_of, find_program, run_program
 from stepscope.launch.agent import RSH_VARIABLE
-from stepscope.launch.hosts import Cluster, Host
+from stepscope.launch.hosts import Cluster, LaunchHost
 from stepscope.launch.remote import choose_port, meeting_address, shared_variables
 
 ANSWER_VARIABLE = "STEPSCOPE_ANSWER_FILE"
@@ -153,7 +153,7 @@ def _mpich_words(mpirun: Mpirun, cluster: Cluster, interface: str | None) -> lis
     return words
 
 
-def _host_list(hosts: Sequence[Host]) -> str:
+def _host_list(hosts: Sequence[LaunchHost]) -> str:
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from stepscope.core.errors import LaunchError, MissingDependencyError, UsageError
 from stepscope.core.processes import last_line, run_program
-from stepscope.launch.hosts import Cluster, Host, format_hostfile
+from stepscope.launch.hosts import Cluster, LaunchHost, format_hostfile
 
 INTERFACE = "eth0"
 """What every host calls its one link."""
@@ -108,9 +108,9 @@ class NetLab:
     # What is in it
 
     @property
-    def hosts(self) -> list[Host]:
+    def hosts(self) -> list[LaunchHost]:
         return [
-            Host(name=f"host{number}", slots=self._slots, address=_address(number), interface=None)
+            LaunchHost(name=f"host{number}", slots=self._slots, address=_address(number), interface=None)
             for number in range(len(self._rates))
         ]
 

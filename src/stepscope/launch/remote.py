@@ -25,7 +25,7 @@ import msgspec
 from stepscope.core.errors import ExitCode, LaunchError, UsageError
 from stepscope.core.processes import exit_code_of
 from stepscope.launch.context import FIRST_PORT, LAST_PORT, SELF_LAUNCH_VARIABLE
-from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, Host, check_rsh, encode_cluster
+from stepscope.launch.hosts import CLUSTER_VARIABLE, DEFAULT_RSH, Cluster, LaunchHost, check_rsh, encode_cluster
 from stepscope.launch.node import DEFAULT_JOIN_LIMIT_S, HOLD, JOIN_VARIABLE, REACHED, REASON, STARTED
 
 POLL_S = 0.05
@@ -92,7 +92,7 @@ def choose_port(cluster: Cluster) -> int:
     raise LaunchError(f"no free port between {FIRST_PORT} and {LAST_PORT} was found", hint="choose --master-port")
 
 
-def is_local(host: Host) -> bool:
+def is_local(host: LaunchHost) -> bool:
     """Whether the host is this machine: by its address where the file gives one, else by its name."""
     if host.address is not None and _is_numeric(host.address):
         return _has_address(host.address)

@@ -50,7 +50,7 @@ class Peers(Protocol):
         return 1
 
 
-class Alone(Peers):
+class NoPeers(Peers):
     """A single process."""
 
 
@@ -143,7 +143,7 @@ def measure(
         settings=settings,
         clock=clock,
         device=device,
-        peers=peers or Alone(),
+        peers=peers or NoPeers(),
         watch=watch,
         before_sample=before_sample,
         saturated=saturated and device.has_events,

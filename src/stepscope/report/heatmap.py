@@ -21,7 +21,7 @@ from stepscope.analyze.network.pair_matrix import (
     find_pair,
     read_pair_matrices,
 )
-from stepscope.analyze.network.pairs import Finding, find_outliers
+from stepscope.analyze.network.pairs import PairFinding, find_outliers
 from stepscope.core.units import count_of, format_bytes
 from stepscope.report.charts import WIDTH, TimeScale, choose_time_scale, draw_text, wrap_svg
 from stepscope.report.labels import format_parameter
@@ -53,7 +53,7 @@ class PairView(msgspec.Struct, frozen=True, kw_only=True):
     matrix: PairMatrix
     hosts: HostMatrix | None
     """None where every rank has a host of its own, or all share one."""
-    findings: list[Finding]
+    findings: list[PairFinding]
 
 
 class Heatmap(NamedTuple):
@@ -61,7 +61,7 @@ class Heatmap(NamedTuple):
 
     title: str
     unit: str
-    units: Units
+    units: MatrixUnits
     texts: list[list[str]]
     details: list[list[str]]
     """Value with its unit and, where it is known, its interval."""
@@ -73,7 +73,7 @@ class Heatmap(NamedTuple):
     """Values between the ranks of one host; None where the units are ranks."""
 
 
-class Units(NamedTuple):
+class MatrixUnits(NamedTuple):
     """What the rows and columns of a matrix are."""
 
     kind: str
@@ -153,10 +153,10 @@ def _typical(values: Grid) -> float | None:
     return median([value for row in values for value in row if value is not None])
 
 
-def _rank_units(view: PairView) -> tuple[Units, Measured, Measured]:
+def _rank_units(view: PairView) -> tuple[MatrixUnits, Measured, Measured]:
     matrix = view.matrix
     place = {rank: number for number, rank in enumerate(matrix.ranks)}
-    units = Units(
+    units = MatrixUnits(
         kind="ranks",
         names=[str(rank) for rank in matrix.ranks],
         long_names=[f"rank {rank} ({host})" for rank, host in zip(matrix.ranks, matrix.hosts, strict=True)],
@@ -181,10 +181,10 @@ def _marked_pairs(view: PairView, quantity: Quantity) -> set[tuple[int, int]]:
     }
 
 
-def _host_units(view: PairView, hosts: HostMatrix) -> tuple[Units, Measured, Measured]:
+def _host_units(view: PairView, hosts: HostMatrix) -> tuple[MatrixUnits, Measured, Measured]:
     host = dict(zip(view.matrix.ranks, view.matrix.hosts, strict=True))
     place = {name: number for number, name in enumerate(hosts.hosts)}
-    units = Units(
+    units = MatrixUnits(
         kind="hosts",
         names=[str(number) for number in range(len(hosts.hosts))],
         long_names=hosts.hosts,
@@ -225,7 +225,7 @@ def _choose_slowest(latency: Measured, bandwidth: Measured, most: int) -> list[i
     return sorted(sorted(range(count), key=slowness)[-most:])
 
 
-def _take_units(units: Units, kept: Sequence[int]) -> Units:
+def _take_units(units: MatrixUnits, kept: Sequence[int]) -> MatrixUnits:
     new = {old: place for place, old in enumerate(kept)}
     return units._replace(
         names=[units.names[i] for i in kept],
@@ -246,7 +246,7 @@ def _take(measured: Measured, kept: Sequence[int]) -> Measured:
     )
 
 
-def _make_map(units: Units, measured: Measured, title: str, scale: TimeScale, *, more_is_slower: bool) -> Heatmap:
+def _make_map(units: MatrixUnits, measured: Measured, title: str, scale: TimeScale, *, more_is_slower: bool) -> Heatmap:
     def number(value: float | None) -> str:
         return MISSING if value is None else scale.format(value, _DIGITS)
 

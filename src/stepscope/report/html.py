@@ -33,7 +33,7 @@ from stepscope.report.plots import (
     draw_sweep,
     draw_timeline,
 )
-from stepscope.report.series import Roofline, Sweep
+from stepscope.report.series import Roofline, SweepCurves
 from stepscope.report.table import Column, Row, read_cell, show
 from stepscope.report.template import render_template
 from stepscope.report.view import PERCENTILES, CaseView, Report, SystemView, Timing
@@ -186,7 +186,7 @@ def _page_table(caption: str, columns: Sequence[Column[Row]], rows: Sequence[Row
     }
 
 
-def _page_sweep(sweep: Sweep) -> Page:
+def _page_sweep(sweep: SweepCurves) -> Page:
     drawn = {
         quantity.title: draw_sweep(
             sweep.series, quantity, f"{quantity.title} of {sweep.benchmark} against message size"

@@ -214,7 +214,7 @@ def _is_number(value: Parameter) -> bool:
 Scope = Literal["operators only", "one device", "one node", "cluster"]
 
 
-class Coverage(msgspec.Struct, frozen=True):
+class ScaleScope(msgspec.Struct, frozen=True):
     scope: Scope
     tells: str
     silent: str
@@ -225,15 +225,15 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 COVERAGES = (
-    Coverage("operators only", "early what devices can do at best", "how much of it a model uses"),
-    Coverage("one device", "trends, and inference", "communication or input from shared storage"),
-    Coverage("one node", "inference as it is served, and the node's share of training", "the network between nodes"),
-    Coverage("cluster", "training as it is run", "more than one node does about inference"),
+    ScaleScope("operators only", "early what devices can do at best", "how much of it a model uses"),
+    ScaleScope("one device", "trends, and inference", "communication or input from shared storage"),
+    ScaleScope("one node", "inference as it is served, and the node's share of training", "the network between nodes"),
+    ScaleScope("cluster", "training as it is run", "more than one node does about inference"),
 )
 """From the narrowest to the widest."""
 
 
-def find_coverage(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> Coverage | None:
+def find_coverage(runs: Iterable[tuple[Iterable[CaseResult], Communication | None]]) -> ScaleScope | None:
     """By the widest case of a whole model that was measured, if there is one; None where nothing was."""
     found = {_scope(one.case, carried) for results, carried in runs for one in results if one.status == "ok"}
     return next((one for one in reversed(COVERAGES) if one.scope in found), None)

@@ -36,7 +36,7 @@ from stepscope.stats import DEFAULT_LEVEL, mean, median, median_interval, quanti
 from stepscope.store import MeasuredCase
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class OverlapEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Median over cycles, and the interval of it that needs no assumption but independent cycles."""
 
     value: float
@@ -56,7 +56,7 @@ class SideView(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel or the collective."""
     alone_s: float
     beside_s: float
-    slowdown: Estimate | None
+    slowdown: OverlapEstimate | None
     """Time beside the others over time alone, by cycle."""
     size_bytes: float | None = None
     bus_bytes: float | None = None
@@ -78,7 +78,7 @@ class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
     sides: list[SideView]
     """The collectives as they were asked for, then what computes."""
     together_s: float
-    efficiency: Estimate | None
+    efficiency: OverlapEstimate | None
     busbw_bytes_per_s: float | None
     """All collectives' bus bytes over the joint time."""
     wrong: int | None
@@ -104,12 +104,12 @@ def by_iteration(samples: Sequence[RankSamples], name: str, fold: Callable[[Sequ
     return [fold(row) for _, columns in sorted(processes.items()) for row in zip(*columns, strict=False)]
 
 
-def estimate(values: Sequence[float], level: float = DEFAULT_LEVEL) -> Estimate | None:
+def estimate(values: Sequence[float], level: float = DEFAULT_LEVEL) -> OverlapEstimate | None:
     if not values:
         return None
     ordered = sorted(values)
     low, high, covered = median_interval(ordered, level)
-    return Estimate(value=median(ordered) or 0.0, low=low, high=high, level=covered, n=len(ordered))
+    return OverlapEstimate(value=median(ordered) or 0.0, low=low, high=high, level=covered, n=len(ordered))
 
 
 def read_overlap(measured: MeasuredCase) -> OverlapView | None:
@@ -215,11 +215,11 @@ def format_overlap_table(cases: Sequence[MeasuredCase], *, width: int | None = N
     return "\n".join([*(f"# {line}" for line in _HEAD), covered, *format_table(OVERLAPS, rows, width=width)])
 
 
-def _value(found: Estimate | None, form: Callable[[float], str]) -> str:
+def _value(found: OverlapEstimate | None, form: Callable[[float], str]) -> str:
     return show(found, lambda one: form(one.value))
 
 
-def _interval(found: Estimate | None, form: Callable[[float], str]) -> str:
+def _interval(found: OverlapEstimate | None, form: Callable[[float], str]) -> str:
     return show(found, lambda one: f"[{form(one.low)}, {form(one.high)}]")
 
 

@@ -136,12 +136,12 @@ class SweepSeries(msgspec.Struct, frozen=True, kw_only=True):
     """By growing size."""
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+class SweepCurves(msgspec.Struct, frozen=True, kw_only=True):
     benchmark: str
     series: list[SweepSeries]
 
 
-def find_sweeps(inputs: Iterable[tuple[str, str, SweepPoint]]) -> list[Sweep]:
+def find_sweeps(inputs: Iterable[tuple[str, str, SweepPoint]]) -> list[SweepCurves]:
     """`inputs`: benchmark, what sets the line apart, point. Lines of at least two sizes; a single point is already in
     the table. Sizes and times of zero have no place on logarithmic axes and are left out."""
     grouped: dict[str, dict[str, list[SweepPoint]]] = {}
@@ -156,7 +156,7 @@ def find_sweeps(inputs: Iterable[tuple[str, str, SweepPoint]]) -> list[Sweep]:
             if len({point.size_bytes for point in points}) > 1
         ]
         if series:
-            sweeps.append(Sweep(benchmark=benchmark, series=series))
+            sweeps.append(SweepCurves(benchmark=benchmark, series=series))
     return sweeps
 
 

@@ -61,7 +61,7 @@ class Column(NamedTuple, Generic[Row]):
     """What stands in the cell where there is no room for the whole."""
 
 
-class Layout(NamedTuple, Generic[Row]):
+class TableLayout(NamedTuple, Generic[Row]):
     """A table's lines, without what marks them as titles or rows."""
 
     constants: list[tuple[str, str]]
@@ -121,7 +121,7 @@ def format_table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: 
     return lines
 
 
-def lay_out(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> Layout[Row]:
+def lay_out(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None) -> TableLayout[Row]:
     """Aligned lines, as wide as they are where `width` is None."""
     drawn = [_draw(place, column, rows) for place, column in enumerate(columns)]
     constants: list[_Drawn] = []
@@ -132,7 +132,7 @@ def lay_out(columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int |
         if _total(shown, _NAME_WIDTH) > width or left_out:
             shown, sections = _take_out_benchmark(shown)
         shown = _narrow(shown, width)
-    return Layout(
+    return TableLayout(
         [(_one_line(column), column.cells[0]) for column in constants if column.cells[0] != NONE],
         _draw_head(shown),
         sections,

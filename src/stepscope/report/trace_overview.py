@@ -122,7 +122,7 @@ class Overview(NamedTuple):
         }
 
 
-class Names:
+class TextTable:
     """Texts that rectangles show, numbered as they come."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Names:
 
 
 def draw_overview(
-    timeline: Timeline, window: Window, path: CriticalPath | None, names: Names, *, most: int = MOST_RECTANGLES
+    timeline: Timeline, window: Window, path: CriticalPath | None, names: TextTable, *, most: int = MOST_RECTANGLES
 ) -> Overview:
     """A step of one rank; `path` must be the critical path of that rank alone."""
     trace = view(timeline)
@@ -236,7 +236,7 @@ class _Lanes:
 # Host
 
 
-def _host_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, Events]]:
+def _host_lanes(trace: TraceView, window: Window, names: TextTable) -> Iterator[tuple[Lane, Events]]:
     inside = {thread: _inside(trace, stack.rows, window) for thread, stack in trace.stacks.items()}
     chosen = sorted(inside, key=lambda thread: (thread != trace.main_thread, -len(inside[thread])))[:MOST_THREADS]
     for thread in chosen:
@@ -296,7 +296,7 @@ def _name_thread(trace: TraceView, thread: int) -> str:
 # Device
 
 
-def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tuple[Lane, Events]]:
+def _device_lanes(trace: TraceView, window: Window, names: TextTable) -> Iterator[tuple[Lane, Events]]:
     rows = _inside(trace, trace.rows(*DEVICE_KINDS), window)
     if not len(rows):
         return
@@ -316,7 +316,7 @@ def _device_lanes(trace: TraceView, window: Window, names: Names) -> Iterator[tu
         yield Lane(f"{len(order) - MOST_STREAMS} other streams", "device"), _device(trace, rest, names)
 
 
-def _device(trace: TraceView, rows: Integers, names: Names) -> Events:
+def _device(trace: TraceView, rows: Integers, names: TextTable) -> Events:
     colour_of = np.array([COLOURS.index(_OF_CATEGORY.get(name, "compute")) for name in CATEGORIES], np.int64)
     category = trace.column("category")[rows].astype(np.int64)
     colours = np.where(category >= 0, colour_of[category], COLOURS.index("compute"))
@@ -326,7 +326,7 @@ def _device(trace: TraceView, rows: Integers, names: Names) -> Events:
 # Critical path
 
 
-def _path_events(path: CriticalPath, names: Names) -> Events:
+def _path_events(path: CriticalPath, names: TextTable) -> Events:
     rows = [
         (0, one.start_ns, one.end_ns, names.code(f"{short_on_path(one.name, one.kind)} ({spell_path_kind(one.kind)})"),
          COLOURS.index(_OF_COST.get(one.kind, "delay")), MISSING)

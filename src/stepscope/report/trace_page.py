@@ -20,7 +20,7 @@ from stepscope.analyze.answers.facts import compare_ranks
 from stepscope.analyze.job import JobReport
 from stepscope.analyze.job_section import all_notes, count_ranks, describe_choice, name_source
 from stepscope.analyze.ranks.section import describe_clocks
-from stepscope.analyze.section import Column, Section, Table
+from stepscope.analyze.section import Section, SectionColumn, Table
 from stepscope.core.files import write_output
 from stepscope.core.units import cut_text
 from stepscope.formats.timeline import Timeline
@@ -53,7 +53,7 @@ _COLOUR_WORDS = {
 }
 
 
-class Cell(NamedTuple):
+class PageCell(NamedTuple):
     text: str
     sort: float | None = None
     """What a sortable table orders by; None goes last, or the text decides."""
@@ -124,12 +124,12 @@ def _fill(table: Table) -> tuple[Table, list[bool]]:
     return table._replace(rows=rows), [length > LONG_TEXT for length in longest]
 
 
-def _cell(value: Any, column: Column) -> Cell:
+def _cell(value: Any, column: SectionColumn) -> PageCell:
     text = format_value(value, column.unit)
     if column.is_numeric:
-        return Cell(text, value)
+        return PageCell(text, value)
     whole = cut_text(value, LONGEST_TEXT) if column.unit == "name" and text not in ("-", value) else ""
-    return Cell(cut_text(text, LONGEST_TEXT), title=whole)
+    return PageCell(cut_text(text, LONGEST_TEXT), title=whole)
 
 
 def _chips(job: JobReport) -> list[str]:

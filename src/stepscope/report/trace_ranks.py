@@ -20,7 +20,7 @@ from stepscope.analyze.step.view import TraceView, view
 from stepscope.core.errors import StepscopeError
 from stepscope.core.units import cut_text, format_duration
 from stepscope.formats.timeline import Timeline
-from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES, Names, Overview, draw_overview, used_names
+from stepscope.report.trace_overview import COLOURS, MOST_RECTANGLES, Overview, TextTable, draw_overview, used_names
 
 TimelineOf = Callable[[int], Timeline]
 """Reads the timeline of a rank."""
@@ -125,7 +125,7 @@ def draw_timelines(
     job: JobReport, answer: Answer, timeline_of: TimelineOf, telling: Timeline
 ) -> tuple[list[RankTimeline], dict[str, Any]]:
     """Timelines by rank, and the same as data for the page's script. One trace after the other is read."""
-    names = Names()
+    names = TextTable()
     chosen = choose_ranks(job, answer, only_reasons=len(telling) >= LARGE_TRACE)
     summaries = {one.rank: one for one in job.ranks}
     share = min(MOST_RECTANGLES, (ALL_RECTANGLES - MOST_RECTANGLES) // max(1, len(chosen) - 1))

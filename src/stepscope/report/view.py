@@ -19,13 +19,13 @@ from stepscope.metrics import CaseInput, Failed, Value, evaluate_case, list_metr
 from stepscope.records import Benchmark, CaseResult, Communication, Load, Request, Spec, System
 from stepscope.records.kinds import CallSpec, OperatorSpec
 from stepscope.report.heatmap import PairView, find_pairs, is_in_matrix
-from stepscope.report.labels import Coverage, find_coverage, label_cases
+from stepscope.report.labels import ScaleScope, find_coverage, label_cases
 from stepscope.report.series import (
     Histogram,
     Roofline,
     RooflinePoint,
     SampleSeries,
-    Sweep,
+    SweepCurves,
     SweepPoint,
     count_bins,
     find_rooflines,
@@ -164,11 +164,11 @@ class SystemView(msgspec.Struct, frozen=True, kw_only=True):
     system: System | None
     runs: list[RunView]
     cases: list[CaseView]
-    sweeps: list[Sweep]
+    sweeps: list[SweepCurves]
     rooflines: list[Roofline]
     pairs: list[PairView] = []
     """Matrices of point-to-point measurements."""
-    coverage: Coverage | None = None
+    coverage: ScaleScope | None = None
     shared: list[str] = []
     """What is unusual in every row alike (`scale=tiny`), and is therefore said in none."""
 
@@ -177,7 +177,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
     schema_version: int = 1
     tool_version: str
     systems: list[SystemView]
-    sweeps: list[Sweep] = []
+    sweeps: list[SweepCurves] = []
     """Benchmarks that were measured on several systems; a table never mixes those, a plot with names may."""
 
     @property
@@ -304,7 +304,7 @@ def _sweep_inputs(
             yield case.benchmark.id, ", ".join(filter(None, label(case))), point
 
 
-def _sweeps_across(systems: Sequence[SystemView], runs: Sequence[ReportRun]) -> list[Sweep]:
+def _sweeps_across(systems: Sequence[SystemView], runs: Sequence[ReportRun]) -> list[SweepCurves]:
     places = Counter(name for system in systems for name in {sweep.benchmark for sweep in system.sweeps})
     shared = {name for name, count in places.items() if count > 1}
     if not shared:

@@ -9,7 +9,7 @@ from stepscope.launch import detect_rank_context, launch_local
 from stepscope.launch.worker import RankSession, Session
 from stepscope.measure.progress import SilentProgress
 from stepscope.records import System
-from stepscope.run.processes import Side, measure_in_processes
+from stepscope.run.processes import RunSide, measure_in_processes
 from stepscope.run.producer import find_producer
 from stepscope.run.rank import AnyProgress, give_up_case, run_rank
 from stepscope.store import JournalTail, MeasuredCase, StoredRun
@@ -34,7 +34,7 @@ def execute(
         shown = progress or SilentProgress()
         plan = stored.plan
         if plan.request.processes > 1:
-            measure_in_processes([Side(stored)], plan.request.processes, progress=shown, count_wanted=count_wanted)
+            measure_in_processes([RunSide(stored)], plan.request.processes, progress=shown, count_wanted=count_wanted)
         elif plan.launcher == "inline":
             require_one_process(plan.verb)
             session = Session(verb=plan.verb, request=plan.request, world_size=plan.world_size, folder=stored.folder)

@@ -48,7 +48,7 @@ class ProcessError(StepscopeError):
     kind = "child_failed"
 
 
-class Side(NamedTuple):
+class RunSide(NamedTuple):
     """A run that is measured in fresh processes, with variables set for them alone."""
 
     stored: StoredRun
@@ -78,7 +78,7 @@ class Side(NamedTuple):
 
 
 def measure_in_processes(
-    sides: Sequence[Side],
+    sides: Sequence[RunSide],
     processes: int,
     *,
     progress: AnyProgress,
@@ -112,7 +112,7 @@ def measure_in_processes(
 
 
 def run_process(
-    child: StoredRun, side: Side, *, progress: AnyProgress, name: str, place: tuple[int, int] = (0, 1)
+    child: StoredRun, side: RunSide, *, progress: AnyProgress, name: str, place: tuple[int, int] = (0, 1)
 ) -> None:
     """Measure one child run in a process of its own, and show its cases as they finish.
 

@@ -47,7 +47,7 @@ from stepscope.formats.timeline import (
     RowEdges,
     Timeline,
 )
-from stepscope.traces.chakra_graphs import SIZE_CONVENTION, Communication, CommunicationReader
+from stepscope.traces.chakra_graphs import SIZE_CONVENTION, ChakraCommunication, CommunicationReader
 from stepscope.traces.chakra_schedule import (
     DELAY,
     DEVICE,
@@ -60,7 +60,7 @@ from stepscope.traces.chakra_schedule import (
     cut_host_time,
     schedule,
 )
-from stepscope.traces.link import Link, count_reason
+from stepscope.traces.link import GraphLink, count_reason
 from stepscope.traces.operators import bytes_of_node, count_of_node, count_operations
 
 MINIMUM_SHARE = 0.5
@@ -76,7 +76,7 @@ _DEVICE_NUMBERS = ("correlation",)
 _GRAPH_DEVICE_NUMBERS = ("correlation", "et_id")
 
 
-class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+class ConversionCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the timeline is in the graph, and how firmly."""
 
     host_events: int
@@ -116,10 +116,10 @@ class _Parts:
     """What nodes are made from."""
 
     timeline: Timeline
-    link: Link | None
+    link: GraphLink | None
     nodes: ScheduledNodes
     origin_ns: int
-    communications: dict[int, Communication]
+    communications: dict[int, ChakraCommunication]
     """By row."""
     work: dict[int, tuple[int | None, int | None]]
     """By device row: operations and bytes of its operator."""
@@ -130,7 +130,7 @@ class Conversion:
     """A Chakra graph, ready to be written."""
 
     metadata: dict[str, Any]
-    coverage: Coverage
+    coverage: ConversionCoverage
     node_count: int
     _parts: _Parts
 
@@ -151,7 +151,7 @@ class Conversion:
 def convert(
     timeline: Timeline,
     *,
-    link: Link | None = None,
+    link: GraphLink | None = None,
     edges: RowEdges | None = None,
     step: int | None = None,
     minimum_share: float = MINIMUM_SHARE,
@@ -213,7 +213,7 @@ def _select(timeline: Timeline, step: int | None) -> tuple[Integers, Integers]:
 
 def _communications(
     timeline: Timeline, reader: CommunicationReader, host: Integers, devices: Integers
-) -> dict[int, Communication]:
+) -> dict[int, ChakraCommunication]:
     """By row. Where no device row communicates (gloo, CPU only), the host's records do."""
     core = timeline.core
     records = reader.records_of(devices)
@@ -224,7 +224,7 @@ def _communications(
         own = reader.records_of(host)
         moved = (own == host) & np.isin(core["kind"][host], (OPERATOR,))
         rows, record_rows = host[moved], own[moved]
-    found: dict[int, Communication] = {}
+    found: dict[int, ChakraCommunication] = {}
     for row, record in zip(rows.tolist(), record_rows.tolist(), strict=True):
         described = reader.describe(row, record)
         if core["kind"][row] != OPERATOR or described.has_size:
@@ -232,7 +232,7 @@ def _communications(
     return found
 
 
-def _work(timeline: Timeline, link: Link | None, devices: Integers) -> dict[int, tuple[int | None, int | None]]:
+def _work(timeline: Timeline, link: GraphLink | None, devices: Integers) -> dict[int, tuple[int | None, int | None]]:
     """Operations and bytes, on the longest of the rows that one call launched: they are the call's, not a kernel's."""
     core = timeline.core
     computing = devices[core["category"][devices] != COMMUNICATION]
@@ -269,11 +269,11 @@ def _operations_of(timeline: Timeline, name: int, shapes: int) -> int | None:
 
 def _cover(
     parts: _Parts, host: Integers, devices: Integers, counts: dict[str, int], dropped: dict[str, int]
-) -> Coverage:
+) -> ConversionCoverage:
     communications = parts.communications.values()
     nodes, link = parts.nodes, parts.link
     launched = int((parts.timeline.core["parent"][devices] >= 0).sum())
-    return Coverage(
+    return ConversionCoverage(
         host_events=len(host),
         device_events=len(devices),
         device_events_with_launch=launched,
@@ -295,7 +295,9 @@ def _cover(
     )
 
 
-def _metadata(parts: _Parts, reader: CommunicationReader, coverage: Coverage, step: int | None) -> dict[str, Any]:
+def _metadata(
+    parts: _Parts, reader: CommunicationReader, coverage: ConversionCoverage, step: int | None
+) -> dict[str, Any]:
     timeline, link, origin_ns = parts.timeline, parts.link, parts.origin_ns
     found: dict[str, Any] = {
         "writer": "stepscope",

@@ -24,7 +24,7 @@ from stepscope.formats.chakra import (
 )
 from stepscope.formats.graph import (
     RECORD_COLLECTIVE,
-    Collective,
+    CommunicationRecord,
     Graph,
     Node,
     ProcessGroup,
@@ -35,7 +35,7 @@ from stepscope.formats.graph import (
 from stepscope.formats.nesting import climb
 from stepscope.formats.tensors import NO_ARGUMENTS, Arguments
 from stepscope.formats.timeline import MISSING, Integers, Timeline
-from stepscope.traces.link import Link
+from stepscope.traces.link import GraphLink
 from stepscope.traces.operators import data_dependencies
 
 SIZE_CONVENTION = "bytes that one rank puts in"
@@ -56,7 +56,7 @@ _COMM_TYPES = {
 """Chakra's numbers of collectives."""
 
 
-class Communication(NamedTuple):
+class ChakraCommunication(NamedTuple):
     """A node's type and its attributes."""
 
     type: int
@@ -73,7 +73,7 @@ def comm_type(name: str) -> int | None:
 class CommunicationReader:
     """Says of each device row what it communicates, from the timeline's records where it has them, else the graph's."""
 
-    def __init__(self, timeline: Timeline, link: Link | None) -> None:
+    def __init__(self, timeline: Timeline, link: GraphLink | None) -> None:
         self.timeline = timeline
         self.link = link
         self._groups = {group.name: group for group in _known_groups(timeline, link)}
@@ -89,7 +89,7 @@ class CommunicationReader:
             has_record[known] = known
         return climb(has_record, self.timeline.core["parent"].astype(np.int64), rows)
 
-    def describe(self, row: int, record_row: int) -> Communication:
+    def describe(self, row: int, record_row: int) -> ChakraCommunication:
         """Type and attributes of one device row's node."""
         collective = self._collective(row, record_row)
         name = self.timeline.texts[int(self.timeline.core["name"][row])]
@@ -120,9 +120,9 @@ class CommunicationReader:
                 attributes["pg_name"] = collective.group
                 if ranks:
                     self.members.setdefault(collective.group, ranks)
-        return Communication(node_type, attributes, ranks, size is not None)
+        return ChakraCommunication(node_type, attributes, ranks, size is not None)
 
-    def _collective(self, row: int, record_row: int) -> Collective | None:
+    def _collective(self, row: int, record_row: int) -> CommunicationRecord | None:
         if record_row >= 0:
             return self._from_timeline(record_row)
         if self.link is None:
@@ -135,14 +135,14 @@ class CommunicationReader:
             place = graph.parent_places[place]
         return None
 
-    def _from_timeline(self, row: int) -> Collective:
+    def _from_timeline(self, row: int) -> CommunicationRecord:
         timeline = self.timeline
         dtype = timeline.text("dtype", row)
         each = dtype_bytes(dtype) if dtype else None
         columns = {"rank": "peer", "sequence": "collective_sequence"}
         columns |= {name: name for name in ("group_size", "in_elements", "out_elements", "rank_start", "rank_stride")}
         numbers: dict[str, Any] = {field: _whole(timeline.at(column, row)) for field, column in columns.items()}
-        return Collective(
+        return CommunicationRecord(
             name=timeline.text("collective", row) or "",
             group=timeline.text("group", row),
             group_description=timeline.text("group_description", row),
@@ -152,7 +152,7 @@ class CommunicationReader:
             **numbers,
         )
 
-    def _ranks(self, collective: Collective | None) -> tuple[int, ...] | None:
+    def _ranks(self, collective: CommunicationRecord | None) -> tuple[int, ...] | None:
         if collective is None:
             return None
         if collective.group and collective.group in self.members:
@@ -163,7 +163,7 @@ class CommunicationReader:
         size = collective.group_size or len(collective.in_splits) or len(collective.out_splits)
         return tuple(range(world)) if world and size == world else None
 
-    def _ends(self, kind: str, collective: Collective, ranks: tuple[int, ...] | None) -> dict[str, Any]:
+    def _ends(self, kind: str, collective: CommunicationRecord, ranks: tuple[int, ...] | None) -> dict[str, Any]:
         """Source, destination and tag. Peers are numbered within the group; the tag is the number of the message
         between the two in this group, which both ends count alike."""
         here, peer = self.timeline.rank, collective.rank
@@ -177,7 +177,7 @@ class CommunicationReader:
         return {"comm_src": source, "comm_dst": target, "comm_tag": tag}
 
 
-def _known_groups(timeline: Timeline, link: Link | None) -> list[ProcessGroup]:
+def _known_groups(timeline: Timeline, link: GraphLink | None) -> list[ProcessGroup]:
     """As the timeline's header says, else the graph's label; then what the records themselves list."""
     groups: dict[str, ProcessGroup] = {}
     if link is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.formats.nesting import climb, nest
 from stepscope.formats.timeline import COPY, EDGE_KINDS, RUNTIME, Integers, RowEdges, Timeline
-from stepscope.traces.link import Link, count_reason
+from stepscope.traces.link import GraphLink, count_reason
 from stepscope.traces.operators import data_edges
 
 
@@ -109,7 +109,7 @@ class Sources:
     segments: HostSegments
     devices: Integers
     """Rows, in order of start."""
-    link: Link | None
+    link: GraphLink | None
     edges: RowEdges | None
 
 

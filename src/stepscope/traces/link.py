@@ -39,7 +39,7 @@ Reasons = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Link:
+class GraphLink:
     """Places are indices into `graph.nodes`, rows are rows of the timeline, −1 is none."""
 
     graph: Graph
@@ -146,13 +146,13 @@ class Link:
 
 def link(
     graph: Graph, timeline: Timeline, *, minimum_share: float = MINIMUM_SHARE, operators_suffice: bool = False
-) -> Link:
+) -> GraphLink:
     """Join a graph to a finished timeline. BadInputError where less than `minimum_share` of either could be joined;
     0 takes whatever there is. `operators_suffice`: device events may stay without a call, however many there are."""
     found = _join_hosts(graph, timeline)
     reasons = dict(found.reasons)
     node_of_row = _join_rest(graph, timeline, found, reasons)
-    result = Link(
+    result = GraphLink(
         graph=graph,
         timeline=timeline,
         generation=found.generation,
@@ -331,7 +331,7 @@ def count_reason(reasons: dict[str, int], reason: str, count: int) -> None:
         reasons[reason] = reasons.get(reason, 0) + count
 
 
-def _not_a_pair(result: Link, minimum_share: float) -> BadInputError:
+def _not_a_pair(result: GraphLink, minimum_share: float) -> BadInputError:
     summary = result.summary
     device = "no device events"
     if summary.device_share is not None:

@@ -13,7 +13,7 @@ from stepscope.core.errors import BadInputError
 from stepscope.formats.graph import RECORD_COLLECTIVE, Graph, Node
 from stepscope.formats.tensors import Arguments, Tensor, Value, flatten_tensors
 from stepscope.formats.timeline import DEVICE_KINDS, EDGE_KINDS, Integers, RowEdges
-from stepscope.traces.link import Link
+from stepscope.traces.link import GraphLink
 
 Shape = Sequence[int]
 
@@ -276,7 +276,7 @@ def data_dependencies(graph: Graph, nodes: Sequence[Node] | None = None) -> list
     return found
 
 
-def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None) -> tuple[RowEdges, int]:
+def data_edges(link: GraphLink, dependencies: Sequence[DataDependency] | None = None) -> tuple[RowEdges, int]:
     """The same between rows of the linked timeline: last device row of the writer → first of the reader.
 
     A node without device rows is represented by its host row; it waits for no device work. Also returns how many
@@ -306,7 +306,7 @@ def data_edges(link: Link, dependencies: Sequence[DataDependency] | None = None)
     return edges, int((~in_time).sum())
 
 
-def _device_spans(link: Link) -> tuple[Integers, Integers]:
+def _device_spans(link: GraphLink) -> tuple[Integers, Integers]:
     """By place: the device row that began first, and the one that ended last, of the call and all inside it; −1: none.
 
     Of equals, that of the call which comes first decides.

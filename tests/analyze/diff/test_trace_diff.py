@@ -14,7 +14,7 @@ from planting import LINEAR, RESNET, rows_named
 from same_timeline import ALEXNET, GPT2, NCCL, real_trace
 
 from stepscope.analyze.diff.compare import apportion, diff_traces
-from stepscope.analyze.diff.exposure import Side
+from stepscope.analyze.diff.exposure import TraceSide
 from stepscope.analyze.diff.records import NameChange, TraceDiff
 from stepscope.analyze.step.breakdown import break_down
 from stepscope.core.errors import UsageError
@@ -90,7 +90,7 @@ def test_a_trace_does_not_differ_from_itself(name: str) -> None:
 @pytest.mark.parametrize("name", [GPT2, NCCL, LINEAR, ALEXNET])
 def test_every_nanosecond_of_a_step_has_one_name(name: str) -> None:
     trace = real_trace(name)
-    side = Side(trace, None)
+    side = TraceSide(trace, None)
     for number, window in zip(side.numbers, side.windows, strict=True):
         part, exposed = side.work.exposed(window)
         _, idle = side.idle(window)
@@ -276,7 +276,7 @@ def test_steps_that_run_into_each_other_are_counted_once() -> None:
     trace = real_trace(RESNET)
     kernel = planting.lonely_kernel(trace)
     rows = rows_named(trace, KERNEL, kernel)
-    side = Side(trace, None)
+    side = TraceSide(trace, None)
     assert side.overlapping
     for before, after in zip(side.windows, side.windows[1:], strict=False):
         assert after.start_ns >= before.end_ns
@@ -292,7 +292,7 @@ def test_traces_without_a_device() -> None:
     trace = cut(real_trace(NCCL), kinds=HOST_ONLY)
     same = diff_traces(trace, trace)
     assert (same.change_ns, same.verdict, same.kernels) == (0, "no difference found", [])
-    side = Side(trace, None)
+    side = TraceSide(trace, None)
     for number, window in zip(side.numbers, side.windows, strict=True):
         part, exposed = side.work.exposed(window)
         known = break_down(trace, number).breakdown_ns
@@ -421,7 +421,7 @@ def test_overlapping_work_is_counted_once(a: list[tuple[int, ...]], b: list[tupl
     diff = diff_traces(one, other)
     assert_adds_up(diff)
     for trace in (one, other):
-        side = Side(trace, None)
+        side = TraceSide(trace, None)
         known = break_down(trace, 1)
         part, exposed = side.work.exposed(side.windows[0])
         shares = [int(exposed[side.work.share[part] == share].sum()) for share in range(3)]

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.analyze.ranks.collectives import CALL_FIELDS
 from stepscope.analyze.ranks.digest import RankDigest, StepDigest
-from stepscope.analyze.ranks.groups import ProcessGroup, format_members
+from stepscope.analyze.ranks.groups import TracedGroup, format_members
 from stepscope.formats.timeline import ANNOTATION, KERNEL, OPERATOR, RUNTIME, Span, Timeline, TimelineBuilder
 from stepscope.traces.finish import finish
 from stepscope.traces.read import read_timeline
@@ -121,7 +121,7 @@ def make_digests(ranks: int, calls: int, *, steps: int = 10, seed: int = 1, late
     start = base + arrival
     end = start.max(axis=0) + 100_000
     step = np.arange(calls) * steps // calls
-    group = ProcessGroup(name="0", description="default_pg", members=format_members(range(ranks)), size=ranks)
+    group = TracedGroup(name="0", description="default_pg", members=format_members(range(ranks)), size=ranks)
     digests = []
     for rank in range(ranks):
         rows = np.zeros(calls, np.dtype(list(CALL_FIELDS)))

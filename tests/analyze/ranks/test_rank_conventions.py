@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyze.ranks.collectives import count_elements, kernel_collective, uneven_bus_elements
-from stepscope.analyze.ranks.groups import ProcessGroup, find_members, format_members, listed_groups, parse_members
+from stepscope.analyze.ranks.groups import TracedGroup, find_members, format_members, listed_groups, parse_members
 from stepscope.core import collectives as conv
 from stepscope.core.dtypes import dtype_bytes, dtype_name
 
@@ -210,6 +210,6 @@ def test_groups_in_the_header() -> None:
 
 
 def test_labels() -> None:
-    assert ProcessGroup(name="3", description="tp").label() == "tp [3]"
-    assert ProcessGroup(members="0-3").label() == "ranks 0-3"
-    assert ProcessGroup(stand_in="communication stream 1").label() == "not recorded (communication stream 1)"
+    assert TracedGroup(name="3", description="tp").label() == "tp [3]"
+    assert TracedGroup(members="0-3").label() == "ranks 0-3"
+    assert TracedGroup(stand_in="communication stream 1").label() == "not recorded (communication stream 1)"

@@ -15,7 +15,7 @@ from stepscope.analyze.answers.facts import (
     CLASSES,
     Advice,
     ClassTime,
-    Point,
+    NotablePoint,
     class_times,
     compare_ranks,
     find_limit,
@@ -48,7 +48,7 @@ from stepscope.core.units import (
 )
 from stepscope.formats.classify import short_name
 
-__all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "Point", "answer"]
+__all__ = ["CLASSES", "Advice", "Answer", "ClassTime", "NotablePoint", "answer"]
 
 MENTIONED = 0.005
 """Shares of the step below this are not worth a word."""
@@ -87,7 +87,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     classes: list[ClassTime]
     """All of CLASSES, longest first."""
     try_first: Advice
-    points: list[Point]
+    points: list[NotablePoint]
     caution: str | None
     """What to know before acting on it."""
 
@@ -192,7 +192,7 @@ KEPT_WAITING = " of waiting for it, summed over ranks"
 NOT_COMPUTE = ("communication", "copy", "set")
 
 
-def list_points(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> list[Point]:
+def list_points(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> list[NotablePoint]:
     """Three to six where the trace has so much to tell. A straggler is named whatever else there is."""
     makers = (_path, _idle, _kernels, _overlap, _late_rank, _copies, _sequences, _launches, _variation, _blocking)
     found = [point for make in makers for point in make(job, bound_by, limits)]
@@ -204,7 +204,7 @@ def list_points(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -
     return [*kept[: MOST_POINTS - len(left_out)], *left_out]
 
 
-def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     path = job.critical
     if path is None or is_cpu(job.detail):
         return
@@ -223,7 +223,7 @@ def _path(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> It
     if first is not None:
         name = shorten(short_on_path(first.name, first.kind))
         text += f"; longest on it: {name} ({spell_path_kind(first.kind)}) {format_duration(first.time_s)}"
-    yield Point(text=text, time_s=max(parts.values()))
+    yield NotablePoint(text=text, time_s=max(parts.values()))
 
 
 def _whose_path(job: JobReport, path: CriticalPath) -> str:
@@ -237,40 +237,40 @@ def _whose_path(job: JobReport, path: CriticalPath) -> str:
     return f" through {len(path.ranks)} ranks ({format_share(share)} on rank {path.ranks[longest]})"
 
 
-def _idle(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _idle(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     idle = job.detail.idle
     first = next(iter(idle.by_operator), None)
     if first is not None and not is_cpu(job.detail):
         # The report names an operator, or says that none was running.
         is_plain = first.operator == OUTSIDE or first.operator.startswith(BETWEEN)
         where = f"{'' if is_plain else 'in '}{shorten(first.operator)}"
-        yield Point(
+        yield NotablePoint(
             text=f"the device is idle {format_duration(idle.idle_s)} in {count_of(idle.gaps, 'gap')}; most while the "
             f"host was {where}: {format_duration(first.total_s)} in {first.gaps}",
             time_s=first.total_s,
         )
 
 
-def _kernels(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _kernels(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     kernels = job.detail.kernels
     rows = [row for row in kernels.by_name.rows if kernels.names[row.name].category not in NOT_COMPUTE]
     if rows:
         first = rows[0]
-        yield Point(
+        yield NotablePoint(
             text=f"longest on the device: {shorten(short_name(first.name))} ({kernels.names[first.name].category}), "
             f"{format_duration(first.total_s)} in {first.count} × ({format_share(first.share)} of device work)",
             time_s=first.total_s,
         )
     operator = next((one for one in kernels.host_operators if is_work(one.name)), None)
     if operator is not None and is_cpu(job.detail):
-        yield Point(
+        yield NotablePoint(
             text=f"longest operator: {shorten(operator.name)} {format_duration(operator.self_s)} itself in "
             f"{count_of(operator.count, 'call')}",
             time_s=operator.self_s,
         )
 
 
-def _overlap(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _overlap(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     overlap = job.detail.breakdown.overlap
     if overlap.hidden_share is None:
         return
@@ -281,14 +281,14 @@ def _overlap(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) ->
     waiting = wait_share(job)
     if waiting is not None:
         text += f", {format_share(waiting)} waiting for later ranks"
-    yield Point(text=text, time_s=overlap.exposed_s)
+    yield NotablePoint(text=text, time_s=overlap.exposed_s)
 
 
-def _late_rank(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _late_rank(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     late = latest_rank(job)
     if late is not None and bound_by != "stragglers" and not telling_rank_is_late(job, bound_by):
         kind = "a straggler" if late.straggler else "late now and then"
-        yield Point(
+        yield NotablePoint(
             text=f"rank {late.rank} is {kind}: last to {count_of(late.last_calls, 'collective')}, "
             f"{format_duration(late.caused_s)}{KEPT_WAITING}",
             time_s=late.caused_s / max(len(job.ranks) - 1, 1) / max(len(job.steps), 1),
@@ -297,7 +297,7 @@ def _late_rank(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -
     if balance is not None and balance.imbalance is not None and balance.imbalance > 1.02 and len(balance.busy_s) > 1:
         most = max(balance.busy_s.values())
         mean = sum(balance.busy_s.values()) / len(balance.busy_s)
-        yield Point(
+        yield NotablePoint(
             text=f"work is shared out unevenly: rank {balance.busiest_rank} computes and copies "
             f"{format_significant(balance.imbalance, 3)} times the mean ({format_duration(most)} against "
             f"{format_duration(mean)})",
@@ -305,23 +305,23 @@ def _late_rank(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -
         )
 
 
-def _copies(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _copies(job: JobReport, bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     unpinned = pageable(job)
     if unpinned and bound_by != "copies":
-        yield Point(
+        yield NotablePoint(
             text=f"{describe_pageable(unpinned)}: pinned memory would be faster and would not hold the host up",
             time_s=sum(one.busy_s for one in unpinned),
         )
 
 
-def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     sequences = job.detail.sequences
     if not sequences.sequences:
         return
     first = sequences.sequences[0]
     names = [operator or kernel for operator, kernel in zip(first.operators, first.kernels, strict=True)]
     shown = " → ".join([*(cut_text(name, 30) for name in names[:4]), *(["…"] if len(names) > 4 else [])])
-    yield Point(
+    yield NotablePoint(
         text=f"{sequences.short_kernels} of {sequences.kernels} kernels take at most "
         f"{format_duration(sequences.short_s)}; fuse {shown} ({first.count} times): {first.launches_saved} launches "
         f"fewer, up to {format_duration(first.gap_s)} of gaps",
@@ -329,7 +329,7 @@ def _sequences(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) 
     )
 
 
-def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     launches = job.detail.launches
     if not launches.calls:
         return
@@ -341,39 +341,39 @@ def _launches(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -
         )
     if launches.blocked.calls:
         text += f"; {launches.blocked.calls} calls waited for room in a full queue"
-    yield Point(text=text, time_s=launches.call_s)
+    yield NotablePoint(text=text, time_s=launches.call_s)
 
 
-def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[Point]:
+def _variation(job: JobReport, _bound_by: str | None, _limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     variation = job.detail.variation
     if variation.slow_steps and variation.max_s is not None and variation.median_s is not None:
         verb = "takes" if len(variation.slow_steps) == 1 else "take"
         explained_by = variation.explained_by
         why = "" if explained_by is None else f", mostly by {share_words(job.detail.breakdown)[explained_by]}"
-        yield Point(
+        yield NotablePoint(
             text=f"{len(variation.slow_steps)} of {variation.judged} steps {verb} over 5 % more than the median of "
             f"{format_duration(variation.median_s)}; the slowest takes {format_duration(variation.max_s)}{why}",
             time_s=variation.max_s - variation.median_s,
         )
 
 
-def _blocking(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Iterator[Point]:
+def _blocking(job: JobReport, bound_by: str | None, limits: Sequence[Limit]) -> Iterator[NotablePoint]:
     limit = find_limit(limits, "no blocking")
     if limit is not None and bound_by != "synchronisation":
-        yield Point(
+        yield NotablePoint(
             text=f"if no call waited for the device, the profiled step would take {format_duration(limit.step_s)}: "
             f"{format_duration(limit.saved_s)} less",
             time_s=limit.saved_s,
         )
 
 
-def _others(job: JobReport) -> Iterator[Point]:
+def _others(job: JobReport) -> Iterator[NotablePoint]:
     """What is rarely long, but good to know where little else is there."""
     for device in job.detail.memory.devices if job.detail.memory is not None else []:
         holder = f", most of it from {shorten(device.at_peak[0].operator)}" if device.at_peak else ""
-        yield Point(
+        yield NotablePoint(
             text=f"memory of {name_memory(device)} peaks at {format_bytes(device.peak_bytes)}{holder}", time_s=0.0
         )
     unknown = job.detail.idle.by_reason_s.get("unknown", 0.0)
     if unknown > 0:
-        yield Point(text=f"{format_duration(unknown)} of idle time has no known reason", time_s=unknown)
+        yield NotablePoint(text=f"{format_duration(unknown)} of idle time has no known reason", time_s=unknown)

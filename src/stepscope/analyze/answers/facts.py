@@ -61,7 +61,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """The step could become no shorter by this, as profiled; None where no such bound is known."""
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class NotablePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Something else worth knowing, with its number."""
 
     text: str

@@ -23,7 +23,7 @@ LONG_NS = 20_000
 _SCALARS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero")
 
 
-class HostWaits(NamedTuple):
+class HostWaitEdges(NamedTuple):
     """Edges from the end of device work (places) to the return of host calls (places)."""
 
     work: Whole
@@ -66,18 +66,18 @@ def _measure(draft: Draft, delay: Whole, free: Whole) -> None:
     )
 
 
-def _joined(parts: list[HostWaits]) -> HostWaits:
-    return HostWaits(*(np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True)))
+def _joined(parts: list[HostWaitEdges]) -> HostWaitEdges:
+    return HostWaitEdges(*(np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True)))
 
 
-def _waits(work: Whole, call: Whole, keep: Mask, *, inferred: int | Whole) -> HostWaits:
-    return HostWaits(work[keep], call[keep], np.broadcast_to(inferred, len(work))[keep])
+def _waits(work: Whole, call: Whole, keep: Mask, *, inferred: int | Whole) -> HostWaitEdges:
+    return HostWaitEdges(work[keep], call[keep], np.broadcast_to(inferred, len(work))[keep])
 
 
-_NONE = HostWaits(*[np.zeros(0, np.int64)] * 3)
+_NONE = HostWaitEdges(*[np.zeros(0, np.int64)] * 3)
 
 
-def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> HostWaits:
+def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> HostWaitEdges:
     """Each call waits for what every stream of its device (−1: all) had been given when it began."""
     parts = [_NONE]
     for queue, (number, _) in enumerate(draft.devices.names):
@@ -86,7 +86,7 @@ def _all_queues(draft: Draft, calls: Whole, device: Whole, *, inferred: int) -> 
     return _joined(parts)
 
 
-def _recorded(draft: Draft) -> HostWaits:
+def _recorded(draft: Draft) -> HostWaitEdges:
     """Waits that the profiler wrote down."""
     syncs, role = draft.syncs, draft.roles[draft.syncs.call]
     if not len(syncs.call) or not len(draft.devices):
@@ -116,7 +116,7 @@ def _untold(draft: Draft, role: int) -> Whole:
     return np.flatnonzero((draft.roles[rows] == role) & ~np.isin(rows, draft.syncs.call))
 
 
-def _device_syncs(draft: Draft) -> HostWaits:
+def _device_syncs(draft: Draft) -> HostWaitEdges:
     """In a process with several devices the current one is that of the thread's last launch."""
     calls = _untold(draft, DEVICE_SYNC)
     device = np.full(len(calls), MISSING)
@@ -127,13 +127,13 @@ def _device_syncs(draft: Draft) -> HostWaits:
     return _all_queues(draft, calls, device, inferred=int(several))
 
 
-def _stream_syncs(draft: Draft) -> HostWaits:
+def _stream_syncs(draft: Draft) -> HostWaitEdges:
     """The stream is that of the thread's last launch: the wait is for what the thread launched last."""
     calls = _untold(draft, STREAM_SYNC)
     return _inferred(draft, calls, draft.hosts.start[calls])
 
 
-def _event_syncs(draft: Draft) -> HostWaits:
+def _event_syncs(draft: Draft) -> HostWaitEdges:
     """The event is the last one that the thread recorded, on the stream of its last launch before."""
     hosts = draft.hosts
     calls = _untold(draft, EVENT_SYNC)
@@ -141,7 +141,7 @@ def _event_syncs(draft: Draft) -> HostWaits:
     return _inferred(draft, calls, np.where(recorded >= 0, recorded, hosts.start[calls]))
 
 
-def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
+def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaitEdges:
     """Waits for the stream of the last launch until then, unless the times contradict or do not explain the wait.
 
     Then for what ended last before the call returned.
@@ -167,7 +167,7 @@ def _inferred(draft: Draft, calls: Whole, until: Whole) -> HostWaits:
     return _waits(work, calls, work >= 0, inferred=1)
 
 
-def _copies(draft: Draft) -> HostWaits:
+def _copies(draft: Draft) -> HostWaitEdges:
     """Copies from and to pageable memory, and blocking copies: the call returns when the copy has ended."""
     places, calls, blocking = _maybe_blocking(draft)
     ended = draft.devices.end[places] <= draft.hosts.end[calls] + CLOCK_NS
@@ -212,7 +212,7 @@ def _may_block(name: str) -> bool:
     return "Pageable" in name or not any(word in name for word in ("Pinned", "DtoD", "Device -> Device", "PtoP"))
 
 
-def _scalars(draft: Draft) -> HostWaits:
+def _scalars(draft: Draft) -> HostWaitEdges:
     """Operators that return a number to the host, where the trace lacks the call that waited."""
     trace, hosts, devices = draft.trace, draft.hosts, draft.devices
     is_scalar = trace.has_name(hosts.rows, _SCALARS.__contains__) & (trace.kind[hosts.rows] == OPERATOR)
@@ -228,7 +228,7 @@ def _scalars(draft: Draft) -> HostWaits:
     return _waits(launched, operator, wanted, inferred=1)
 
 
-def _allocations(draft: Draft) -> HostWaits:
+def _allocations(draft: Draft) -> HostWaitEdges:
     """Taking or giving back memory waits for the device only sometimes: where most of the call was such a wait."""
     hosts = draft.hosts
     calls = np.flatnonzero(draft.roles[hosts.rows] == ALLOCATION)

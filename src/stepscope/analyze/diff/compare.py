@@ -13,9 +13,9 @@ from stepscope.analyze.diff.exposure import (
     HOST_VARIATION,
     MIN_EFFECT,
     NO_OPERATOR,
-    Names,
-    Side,
+    NameTotals,
     Table,
+    TraceSide,
     are_clear,
     complete_steps,
     count_idle,
@@ -26,7 +26,7 @@ from stepscope.analyze.diff.exposure import (
     noise_of_step,
     p_values,
 )
-from stepscope.analyze.diff.names import Group, match_names, pair_renamed
+from stepscope.analyze.diff.names import NameGroup, match_names, pair_renamed
 from stepscope.analyze.diff.records import (
     Contribution,
     NameChange,
@@ -96,7 +96,7 @@ def diff_traces(
 class _Pair:
     """Both sides, with the steps that represent each."""
 
-    def __init__(self, a: Side, b: Side) -> None:
+    def __init__(self, a: TraceSide, b: TraceSide) -> None:
         self.a = a
         self.b = b
         lengths = [np.array([window.length_ns for window in side.windows], np.int64) for side in (a, b)]
@@ -151,10 +151,10 @@ def apportion(numerators: Sequence[int], denominator: int) -> list[int]:
     return wholes
 
 
-def _side(timeline: Timeline, steps: Sequence[int] | None, which: str) -> Side:
+def _side(timeline: Timeline, steps: Sequence[int] | None, which: str) -> TraceSide:
     if not timeline.steps:
         raise UsageError(f"trace {which} has no events to compare", where=view(timeline).source)
-    return Side(timeline, steps)
+    return TraceSide(timeline, steps)
 
 
 def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
@@ -166,7 +166,9 @@ def _gather(table: Table, columns: Sequence[list[int]]) -> Table:
     return gathered
 
 
-def _contributions(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names]) -> list[Contribution]:
+def _contributions(
+    sides: _Pair, groups: Sequence[NameGroup], names: tuple[NameTotals, NameTotals]
+) -> list[Contribution]:
     """All that makes up a step, by share and category."""
     (idle_a, spent_a), (idle_b, spent_b) = count_idle(sides.a), count_idle(sides.b)
     idle_groups = match_names(idle_a, idle_b, lambda only_a, only_b: [])
@@ -216,7 +218,9 @@ def _clear_contributions(sides: _Pair, a: Table, b: Table, idle: list[bool]) -> 
     return are_clear(np.where(idle, by_host, by_device).tolist(), change, level)
 
 
-def _changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names], variation: float) -> list[NameChange]:
+def _changes(
+    sides: _Pair, groups: Sequence[NameGroup], names: tuple[NameTotals, NameTotals], variation: float
+) -> list[NameChange]:
     """Changes of kernels, or of operators, the largest first."""
     columns = [group.a for group in groups], [group.b for group in groups]
     tables = [
@@ -254,7 +258,7 @@ def _changes(sides: _Pair, groups: Sequence[Group], names: tuple[Names, Names], 
 
 def _judge(
     sides: _Pair,
-    groups: Sequence[Group],
+    groups: Sequence[NameGroup],
     calls: tuple[Table, Table],
     total: tuple[Table, Table],
     exposed: tuple[Table, Table],
@@ -305,7 +309,7 @@ def _clear_calls(calls_a: Table, calls_b: Table, mean_a: Table, mean_b: Table) -
     return clear
 
 
-def _name_verdict(group: Group, *, calls: float, duration: float, by_calls: bool) -> NameVerdict:
+def _name_verdict(group: NameGroup, *, calls: float, duration: float, by_calls: bool) -> NameVerdict:
     if group.status in ("added", "removed"):
         return group.status
     if calls and (by_calls or not duration):

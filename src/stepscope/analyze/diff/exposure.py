@@ -182,7 +182,7 @@ OUTSIDE = "outside recorded calls"
 NO_DEVICE = "cpu"
 
 
-class Work(NamedTuple):
+class BusyTime(NamedTuple):
     """What kept the device busy, in order of start; without a device: what threads did, cut where it changes."""
 
     rows: Integers
@@ -211,7 +211,7 @@ class Work(NamedTuple):
         return part, exposed
 
 
-class Side:
+class TraceSide:
     """One of the two traces: its steps, and where their time went."""
 
     def __init__(self, timeline: Timeline, steps: Sequence[int] | None) -> None:
@@ -294,7 +294,7 @@ def known_steps(trace: TraceView, steps: Sequence[int]) -> list[int]:
     return [trace.span(number).number for number in dict.fromkeys(steps)]
 
 
-def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) -> Work:
+def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) -> BusyTime:
     own_start = start.astype(np.int64)
     spans: list[Intervals] = []
     for one in (COMPUTE, COMMUNICATION, TRANSFER):
@@ -304,7 +304,7 @@ def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) 
             reached = np.maximum.accumulate(end[mine])[:-1]
             own_start[mine[1:]] = np.maximum(start[mine[1:]], reached)
     compute, communication, _ = spans
-    return Work(
+    return BusyTime(
         rows=rows,
         start=start,
         end=end,
@@ -315,7 +315,7 @@ def _own_times(rows: Integers, start: Integers, end: Integers, share: Integers) 
     )
 
 
-def _cpu_work(trace: TraceView) -> Work:
+def _cpu_work(trace: TraceView) -> BusyTime:
     """What each thread's innermost operator was, from one change to the next; a collective it is inside of makes it
     communication."""
     operators = trace.is_kind(OPERATOR)
@@ -351,7 +351,7 @@ class Identity(NamedTuple):
     name: str
 
 
-class Names(NamedTuple):
+class NameTotals(NamedTuple):
     """What one trace's kernels, or its operators, did in each step, by name."""
 
     identities: list[Identity]
@@ -365,7 +365,7 @@ class Names(NamedTuple):
     """Device time that an operator launched itself."""
 
 
-def count_work(side: Side) -> tuple[Names, Integers]:
+def count_work(side: TraceSide) -> tuple[NameTotals, Integers]:
     """Names of what kept the device busy; and for each row of `side.work` which of them it is."""
     trace, rows = side.trace, side.work.rows
     codes = trace.name[rows].astype(np.int64)
@@ -381,10 +381,10 @@ def count_work(side: Side) -> tuple[Names, Integers]:
         calls = _sums(side, rows, which, count)
         total = _sums(side, rows, which, count, trace.end[rows] - trace.start[rows])
     operators = _main_operators(side, which, count)
-    return Names(identities, calls, total, exposed, operators), which
+    return NameTotals(identities, calls, total, exposed, operators), which
 
 
-def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
+def _identify(side: TraceSide, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     """Spellings that mean the same kernel are one."""
     found: dict[Identity, int] = {}
     local = []
@@ -400,7 +400,7 @@ def _identify(side: Side, keys: Sequence[int]) -> tuple[list[Identity], Any]:
     return list(found), np.array(local, np.int64)
 
 
-def _exposed(side: Side, which: Integers, count: int) -> Table:
+def _exposed(side: TraceSide, which: Integers, count: int) -> Table:
     """By step and name, what of the step is its alone; `which` names each row of `side.work`."""
     exposed: Table = np.zeros((len(side.windows), count))
     for number, (part, spent) in enumerate(side.exposed):
@@ -408,7 +408,7 @@ def _exposed(side: Side, which: Integers, count: int) -> Table:
     return exposed
 
 
-def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any = None) -> Table:
+def _sums(side: TraceSide, rows: Integers, which: Integers, count: int, weights: Any = None) -> Table:
     """By step and name, of what each step launched: the number of rows, or their weights."""
     steps = len(side.numbers)
     place = look_up(side.trace.step[rows], np.array(side.numbers, np.int64), np.arange(steps))
@@ -419,7 +419,7 @@ def _sums(side: Side, rows: Integers, which: Integers, count: int, weights: Any 
     return table
 
 
-def _main_operators(side: Side, which: Integers, count: int) -> list[str | None]:
+def _main_operators(side: TraceSide, which: Integers, count: int) -> list[str | None]:
     if not side.has_device:
         return [None] * count
     operator = innermost_operator(side, side.work.rows)
@@ -432,7 +432,7 @@ def _main_operators(side: Side, which: Integers, count: int) -> list[str | None]
     return main
 
 
-def count_operators(side: Side) -> Names:
+def count_operators(side: TraceSide) -> NameTotals:
     """Operators by name, with the device time each launched itself; work that no operator launched has a row too."""
     trace = side.trace
     rows = trace.rows(OPERATOR)
@@ -449,19 +449,19 @@ def count_operators(side: Side) -> Names:
         device_ns = _sums(side, launched, launcher, count, trace.end[launched] - trace.start[launched])
         exposed = _exposed(side, of_row[innermost_operator(side, side.work.rows)], count)
     identities = [Identity("", "", text) for text in [*map(trace.text, codes), NO_OPERATOR]]
-    return Names(identities, calls, self_ns, exposed, [None] * count, device_ns)
+    return NameTotals(identities, calls, self_ns, exposed, [None] * count, device_ns)
 
 
-def innermost_operator(side: Side, rows: Integers) -> Integers:
+def innermost_operator(side: TraceSide, rows: Integers) -> Integers:
     return side.trace.enclosing(rows, side.trace.is_kind(OPERATOR))
 
 
-def operators_around(side: Side, rows: Integers) -> Integers:
+def operators_around(side: TraceSide, rows: Integers) -> Integers:
     """For each operator the next one around it; −1 at the top."""
     return innermost_operator(side, side.trace.parent[rows])
 
 
-def _self_times(side: Side, rows: Integers) -> Integers:
+def _self_times(side: TraceSide, rows: Integers) -> Integers:
     duration = side.trace.end - side.trace.start
     above = operators_around(side, rows)
     inside = np.bincount(above[above >= 0], weights=duration[rows[above >= 0]], minlength=len(side.timeline))
@@ -469,7 +469,7 @@ def _self_times(side: Side, rows: Integers) -> Integers:
     return own
 
 
-def count_idle(side: Side) -> tuple[list[Identity], Table]:
+def count_idle(side: TraceSide) -> tuple[list[Identity], Table]:
     """Idle time by share and by what the host was doing."""
     idles = [side.idle(window) for window in side.windows]
     place = {label: number for number, label in enumerate(dict.fromkeys(one for labels, _ in idles for one in labels))}

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.analyze.diff.exposure import Identity, Side, innermost_operator, operators_around
-from stepscope.analyze.diff.records import Change, Status
+from stepscope.analyze.diff.exposure import Identity, TraceSide, innermost_operator, operators_around
+from stepscope.analyze.diff.records import Status, TraceChange
 from stepscope.core.errors import UsageError
 from stepscope.core.units import format_duration, format_share
 from stepscope.formats.classify import CATEGORIES, base_name, classify_names, normal_name, short_name
@@ -28,7 +28,7 @@ LEAST_SHARED = 0.5
 """Fraction of the calls of both names that must stand in the same places for one to be the other under a new name."""
 
 
-class Group(NamedTuple):
+class NameGroup(NamedTuple):
     """Columns of both tables that are compared with each other."""
 
     status: Status
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
 def match_names(
     a: Sequence[Identity], b: Sequence[Identity], pair: Callable[[list[int], list[int]], list[tuple[int, int]]]
-) -> list[Group]:
+) -> list[NameGroup]:
     """Equal names first; `pair` is asked for the rest: which of A's is which of B's."""
     by_name: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, identities in enumerate((a, b)):
@@ -50,16 +50,16 @@ def match_names(
     only_b: list[int] = []
     for ours, theirs in by_name.values():
         if ours and theirs:
-            groups.append(Group("same", _joint(a[ours[0]], b[theirs[0]]), ours, theirs))
+            groups.append(NameGroup("same", _joint(a[ours[0]], b[theirs[0]]), ours, theirs))
         else:
             only_a += ours
             only_b += theirs
     pairs = pair(only_a, only_b) if only_a and only_b else []
     for one, other in pairs:
-        groups.append(Group("renamed", _joint(a[one], b[other]), [one], [other]))
+        groups.append(NameGroup("renamed", _joint(a[one], b[other]), [one], [other]))
     taken_a, taken_b = {one for one, _ in pairs}, {other for _, other in pairs}
-    groups += [Group("removed", a[one], [one], []) for one in only_a if one not in taken_a]
-    groups += [Group("added", b[one], [], [one]) for one in only_b if one not in taken_b]
+    groups += [NameGroup("removed", a[one], [one], []) for one in only_a if one not in taken_a]
+    groups += [NameGroup("added", b[one], [], [one]) for one in only_b if one not in taken_b]
     return groups
 
 
@@ -69,7 +69,7 @@ def _joint(a: Identity, b: Identity) -> Identity:
 
 
 def pair_renamed(
-    a: Side, b: Side, names: tuple[Sequence[Identity], Sequence[Identity]], which: tuple[Integers, Integers]
+    a: TraceSide, b: TraceSide, names: tuple[Sequence[Identity], Sequence[Identity]], which: tuple[Integers, Integers]
 ) -> Callable[[list[int], list[int]], list[tuple[int, int]]]:
     """Pairs of kernels that stand at the same places: same operators around, same shapes, same turn in the operator.
 
@@ -145,7 +145,7 @@ def _count_at_sites(keys: Integers, which: Integers, wanted: set[int]) -> dict[i
     return counts
 
 
-def find_sites(side: Side) -> tuple[Integers, Integers, Integers]:
+def find_sites(side: TraceSide) -> tuple[Integers, Integers, Integers]:
     """For each row of work where it stands in the program, in three ways from strict to loose.
 
     As numbers that are equal in both traces: operators around it, turn and shapes; without shapes; operators alone.
@@ -160,7 +160,7 @@ def find_sites(side: Side) -> tuple[Integers, Integers, Integers]:
     return np.where(there, with_shapes, 0), np.where(there, place, 0), np.where(there, path, 0)
 
 
-def operator_paths(side: Side) -> Integers:
+def operator_paths(side: TraceSide) -> Integers:
     """For each operator a number for its name and those of all operators around it, outermost to innermost."""
     rows = side.trace.rows(OPERATOR)
     above = operators_around(side, rows)
@@ -214,7 +214,7 @@ CALLS_APART = 0.02
 """Difference in the number of calls beyond which two recordings are said to hold different amounts of work."""
 
 
-class SumChange(Change, frozen=True, kw_only=True):
+class SumChange(TraceChange, frozen=True, kw_only=True):
     """A kernel or call in both tables, or in one of them."""
 
     category: str

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.analyze.diff.exposure import ENOUGH_STEPS, STEP_VARIATION, Side
+from stepscope.analyze.diff.exposure import ENOUGH_STEPS, STEP_VARIATION, TraceSide
 from stepscope.core.collectives import COLLECTIVES, OTHER, SEND_RECV, find_collective
 from stepscope.core.units import count_of, format_duration, format_share
 from stepscope.formats.classify import short_name
@@ -63,7 +63,7 @@ class Contribution(Part, frozen=True, kw_only=True):
     """Largest change first."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class TraceChange(msgspec.Struct, frozen=True, kw_only=True):
     """One name in both traces, or in one of them."""
 
     name: str
@@ -82,7 +82,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the change because a call takes longer or shorter."""
 
 
-class NameChange(Change, frozen=True, kw_only=True):
+class NameChange(TraceChange, frozen=True, kw_only=True):
     """A kernel or an operator."""
 
     verdict: NameVerdict
@@ -250,7 +250,7 @@ def _say_names(diff: TraceDiff) -> str:
     return f" {_and(said)}." if said else ""
 
 
-def list_notes(a: Side, b: Side) -> list[str]:
+def list_notes(a: TraceSide, b: TraceSide) -> list[str]:
     notes = ["times are profiled: the profiler makes host work longer"]
     for name, side in (("A", a), ("B", b)):
         if side.timeline.step_marker == "none":

@@ -31,7 +31,7 @@ from stepscope.formats.timeline import Timeline
 from stepscope.traces.read import TraceSet
 
 
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+class JobStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the job, as profiled."""
 
     step: int
@@ -99,14 +99,14 @@ def _median_of(answer: RankAnswer, numbers: Sequence[int]) -> int:
     return sorted(judged, key=lambda number: lengths[number])[(len(judged) - 1) // 2]
 
 
-def list_steps(answers: Sequence[RankAnswer]) -> list[StepTime]:
+def list_steps(answers: Sequence[RankAnswer]) -> list[JobStep]:
     """Steps that every rank has, each with its slowest rank."""
     digests, _ = pair_steps([answer.digest for answer in answers])
     by_rank = [{number: length / 1e9 for number, length in step_times_ns(item).items()} for item in digests]
     steps = []
     for number in sorted(common_numbers([list(times) for times in by_rank])):
         length_s, place = max((times[number], -place) for place, times in enumerate(by_rank))
-        steps.append(StepTime(step=number, step_s=length_s, slowest_rank=answers[-place].rank))
+        steps.append(JobStep(step=number, step_s=length_s, slowest_rank=answers[-place].rank))
     return steps
 
 
@@ -131,7 +131,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the devices, where the traces give them."""
     world_size: int | None
     profiled: bool = True
-    steps: list[StepTime]
+    steps: list[JobStep]
     """Every step that all ranks have."""
     step: int
     """The one explained."""

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from stepscope.analyze.network.pair_matrix import Layout, Pair, PairMatrix, Quantity, Suspect, list_links, list_suspects
+from stepscope.analyze.network.pair_matrix import (
+    Pair,
+    PairMatrix,
+    Quantity,
+    RankLayout,
+    Suspect,
+    list_links,
+    list_suspects,
+)
 from stepscope.stats import median, quantile_sorted
 
 LEAST_SPREAD = 0.03
@@ -153,7 +161,7 @@ _SEVERAL = 3
 _MOST_CAUSES = 64
 
 
-class Cell(NamedTuple):
+class PairSlowness(NamedTuple):
     """How slow one pair is, as a logarithm: of its time, or of the inverse of its bandwidth."""
 
     value: float
@@ -169,7 +177,7 @@ class Cause(NamedTuple):
     """Those that support it."""
 
 
-def read_cells(matrix: PairMatrix, quantity: Quantity) -> dict[Pair, Cell]:
+def read_cells(matrix: PairMatrix, quantity: Quantity) -> dict[Pair, PairSlowness]:
     values, intervals = matrix.latency_s, matrix.latency_interval_s
     if quantity == "bandwidth":
         values, intervals = matrix.bandwidth_bytes_per_s, matrix.bandwidth_interval_bytes_per_s
@@ -180,11 +188,11 @@ def read_cells(matrix: PairMatrix, quantity: Quantity) -> dict[Pair, Cell]:
             value, interval = values[i][j], intervals[i][j]
             if value is not None and interval is not None:
                 fast = interval.low if quantity == "latency" else interval.high
-                cells[source, target] = Cell(sign * math.log(value), sign * math.log(fast))
+                cells[source, target] = PairSlowness(sign * math.log(value), sign * math.log(fast))
     return cells
 
 
-def explain(cells: Mapping[Pair, Cell], classes: Sequence[Sequence[Pair]], layout: Layout) -> list[Cause]:
+def explain(cells: Mapping[Pair, PairSlowness], classes: Sequence[Sequence[Pair]], layout: RankLayout) -> list[Cause]:
     """`classes`: pairs that should take the same time."""
     measured = [[pair for pair in pairs if pair in cells] for pairs in classes]
     state = _State(cells, [pairs for pairs in measured if len(pairs) >= LEAST_PAIRS], len(layout.ranks))
@@ -203,7 +211,7 @@ def explain(cells: Mapping[Pair, Cell], classes: Sequence[Sequence[Pair]], layou
 class _State:
     """What is not explained yet: how slow every pair is, and what is usual in its class."""
 
-    def __init__(self, cells: Mapping[Pair, Cell], classes: Sequence[Sequence[Pair]], ranks: int) -> None:
+    def __init__(self, cells: Mapping[Pair, PairSlowness], classes: Sequence[Sequence[Pair]], ranks: int) -> None:
         self.classes = classes
         self.class_of = {pair: number for number, pairs in enumerate(classes) for pair in pairs}
         self._cells = {pair: cells[pair] for pair in self.class_of}
@@ -235,7 +243,7 @@ class _State:
         for pair in cause.suspect.pairs():
             if pair in self._cells:
                 value, low = self._cells[pair]
-                self._cells[pair] = Cell(value - cause.effect, low - cause.effect)
+                self._cells[pair] = PairSlowness(value - cause.effect, low - cause.effect)
         self._find_usual()
 
 
@@ -276,7 +284,7 @@ def _middle(values: Sequence[float]) -> float:
     return median(values) or 0.0
 
 
-def _explain_alone(state: _State, suspects: Sequence[Suspect], layout: Layout) -> list[Cause]:
+def _explain_alone(state: _State, suspects: Sequence[Suspect], layout: RankLayout) -> list[Cause]:
     """Pairs that stand out one by one or two by two."""
     alone = {pair for number in range(len(state.classes)) for pair in _set_apart(state, number)}
     # Seen from its other direction a pair need not be set apart to belong to the same link.
@@ -307,7 +315,7 @@ def _set_apart(state: _State, number: int) -> list[Pair]:
     return []
 
 
-class Split(NamedTuple):
+class TierSplit(NamedTuple):
     """Groups that are near to each other, and how much slower the pairs between them are."""
 
     tiers: Tiers
@@ -315,12 +323,14 @@ class Split(NamedTuple):
     """Logarithms; a quantity in which near and far do not differ is left out."""
 
 
-def classify(cells: Mapping[Quantity, Mapping[Pair, Cell]], layout: Layout) -> tuple[list[list[Pair]], list[Split]]:
+def classify(
+    cells: Mapping[Quantity, Mapping[Pair, PairSlowness]], layout: RankLayout
+) -> tuple[list[list[Pair]], list[TierSplit]]:
     """One set of classes for all quantities: what one of them shows of the wiring holds for the others."""
     pairs = sorted({pair for measured in cells.values() for pair in measured})
     waiting = [[pair for pair in pairs if layout.is_inside(pair) is inside] for inside in (True, False)]
     classes: list[list[Pair]] = []
-    splits: list[Split] = []
+    splits: list[TierSplit] = []
     while waiting:
         chosen = waiting.pop()
         tiers = _find_tiers(cells, chosen, layout)
@@ -330,11 +340,13 @@ def classify(cells: Mapping[Quantity, Mapping[Pair, Cell]], layout: Layout) -> t
         far = [pair for pair in chosen if pair in tiers.far]
         near = [pair for pair in chosen if pair not in tiers.far]
         waiting += [near, far]
-        splits.append(Split(tiers, _effects(cells, near, far)))
+        splits.append(TierSplit(tiers, _effects(cells, near, far)))
     return classes, splits
 
 
-def _find_tiers(cells: Mapping[Quantity, Mapping[Pair, Cell]], chosen: Sequence[Pair], layout: Layout) -> Tiers | None:
+def _find_tiers(
+    cells: Mapping[Quantity, Mapping[Pair, PairSlowness]], chosen: Sequence[Pair], layout: RankLayout
+) -> Tiers | None:
     """By the first quantity that shows any."""
     for measured in cells.values():
         values = {pair: measured[pair].value for pair in chosen if pair in measured}
@@ -359,7 +371,7 @@ def _find_tiers(cells: Mapping[Quantity, Mapping[Pair, Cell]], chosen: Sequence[
 
 
 def _effects(
-    cells: Mapping[Quantity, Mapping[Pair, Cell]], near: Sequence[Pair], far: Sequence[Pair]
+    cells: Mapping[Quantity, Mapping[Pair, PairSlowness]], near: Sequence[Pair], far: Sequence[Pair]
 ) -> dict[Quantity, float]:
     effects = {}
     for quantity, measured in cells.items():

@@ -259,7 +259,7 @@ class Suspect(NamedTuple):
         return sum(len(sources) * len(targets) - len(set(sources) & set(targets)) for sources, targets in self.blocks)
 
 
-class Layout:
+class RankLayout:
     """Which ranks share a host and a NIC."""
 
     def __init__(self, matrix: PairMatrix) -> None:
@@ -284,7 +284,7 @@ class Layout:
         return groups if len(groups) > 1 else {}
 
 
-def list_suspects(layout: Layout) -> list[Suspect]:
+def list_suspects(layout: RankLayout) -> list[Suspect]:
     """Hosts, NICs and ranks, both ways, then one way. Of two with the same pairs only the first is kept: the larger
     thing."""
     outside: tuple[Scope, ...] = ("outside",)
@@ -302,7 +302,7 @@ def list_suspects(layout: Layout) -> list[Suspect]:
 
 
 def _suspects(
-    layout: Layout,
+    layout: RankLayout,
     kind: Kind,
     ranks: tuple[int, ...],
     nic: str | None,
@@ -327,7 +327,7 @@ def _suspects(
             yield Suspect("slow_receiver", ranks, (host,), nic, scope, ((others[scope], ranks),))
 
 
-def _can_be_told(layout: Layout, whole_host: bool, scope: Scope, on_host: int) -> bool:
+def _can_be_told(layout: RankLayout, whole_host: bool, scope: Scope, on_host: int) -> bool:
     """Not with two hosts alone, or two ranks inside one: either may be the slow one, so it is the link between them."""
     if scope == "inside":
         return on_host > 2 and (not whole_host or len(layout.on_host) > 1)
@@ -343,7 +343,7 @@ def _without_twins(suspects: Iterable[Suspect]) -> list[Suspect]:
     return list(seen.values())
 
 
-def list_links(layout: Layout, slow: Iterable[Pair]) -> list[Suspect]:
+def list_links(layout: RankLayout, slow: Iterable[Pair]) -> list[Suspect]:
     """Links between hosts and between ranks that any of these pairs uses: both ways first, then one way each."""
     ends: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
     chosen = list(slow)
@@ -359,7 +359,7 @@ def _ordered(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], t
     return (a, b) if a < b else (b, a)
 
 
-def _links_between(layout: Layout, first: tuple[int, ...], second: tuple[int, ...]) -> Iterator[Suspect]:
+def _links_between(layout: RankLayout, first: tuple[int, ...], second: tuple[int, ...]) -> Iterator[Suspect]:
     scope: Scope = "inside" if layout.is_inside((first[0], second[0])) else "outside"
     for kind, blocks in (
         ("bad_link", ((first, second), (second, first))),

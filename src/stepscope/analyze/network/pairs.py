@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.analyze.network.explain import Cause, Split, classify, explain, read_cells
+from stepscope.analyze.network.explain import Cause, TierSplit, classify, explain, read_cells
 from stepscope.analyze.network.pair_matrix import (
     ONE_WAY,
     QUANTITIES,
     Kind,
-    Layout,
     Pair,
     PairMatrix,
     Quantity,
+    RankLayout,
     Scope,
     Suspect,
     by_host,
@@ -29,7 +29,7 @@ BOTH_WAYS = frozenset({"slow_host", "slow_nic", "slow_rank"})
 LINKS = frozenset({"bad_link", "asymmetric_pair"})
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class PairFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of slow or failed pairs."""
 
     kind: Kind
@@ -55,21 +55,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_ratio if quantity == "latency" else self.bandwidth_ratio
 
 
-def find_outliers(matrix: PairMatrix) -> list[Finding]:
+def find_outliers(matrix: PairMatrix) -> list[PairFinding]:
     """Failed pairs first, then what is slow, the most evidence first; groups that are merely far apart come last.
 
     Nothing is said of a class of pairs (inside hosts, between hosts) with fewer than six of them. A host or rank is
     slow where its pairs take at least a fifth longer than the usual ones, beyond their intervals and the spread of
     the others; a single link must also be set apart from all other pairs by a gap.
     """
-    layout = Layout(matrix)
+    layout = RankLayout(matrix)
     cells = {quantity: read_cells(matrix, quantity) for quantity in QUANTITIES}
     classes, splits = classify(cells, layout)
     causes = [(quantity, cause) for quantity, measured in cells.items() for cause in explain(measured, classes, layout)]
     return [*_find_failed(matrix, layout), *_find_slow(matrix, causes), *(_tiers(matrix, split) for split in splits)]
 
 
-def _find_slow(matrix: PairMatrix, causes: Sequence[tuple[Quantity, Cause]]) -> list[Finding]:
+def _find_slow(matrix: PairMatrix, causes: Sequence[tuple[Quantity, Cause]]) -> list[PairFinding]:
     """What both quantities blame is one finding. Who is slow both ways is not named again for one of them."""
     slow_ranks = {cause.suspect.ranks for _, cause in causes if cause.suspect.kind in BOTH_WAYS}
     grouped: dict[tuple[object, ...], list[tuple[Quantity, Cause]]] = {}
@@ -81,7 +81,7 @@ def _find_slow(matrix: PairMatrix, causes: Sequence[tuple[Quantity, Cause]]) -> 
     return sorted(findings, key=lambda finding: -finding.evidence)
 
 
-def _slow_finding(matrix: PairMatrix, said: Sequence[tuple[Quantity, Cause]]) -> Finding:
+def _slow_finding(matrix: PairMatrix, said: Sequence[tuple[Quantity, Cause]]) -> PairFinding:
     # What was blamed twice by one quantity is so slow that once did not explain it.
     logs: dict[Quantity, float] = {}
     for quantity, cause in said:
@@ -94,7 +94,7 @@ def _slow_finding(matrix: PairMatrix, said: Sequence[tuple[Quantity, Cause]]) ->
     if len(scopes) > 1:
         suspect = suspect._replace(scope="everywhere")
     counted = count_of(len(pairs), "pair")
-    return Finding(
+    return PairFinding(
         kind=suspect.kind,
         ranks=list(suspect.ranks),
         hosts=list(suspect.hosts),
@@ -117,12 +117,12 @@ def _effects(matrix: PairMatrix, logs: dict[Quantity, float]) -> Effect:
     )
 
 
-def _tiers(matrix: PairMatrix, split: Split) -> Finding:
+def _tiers(matrix: PairMatrix, split: TierSplit) -> PairFinding:
     host = dict(zip(matrix.ranks, matrix.hosts, strict=True))
     groups = split.tiers.groups
     effects = _effects(matrix, split.effects)
     sentence, next_step = describe_tiers(groups, host, effects)
-    return Finding(
+    return PairFinding(
         kind="tiers",
         ranks=sorted(rank for group in groups for rank in group),
         hosts=list(dict.fromkeys(host[rank] for group in groups for rank in group)),
@@ -136,7 +136,7 @@ def _tiers(matrix: PairMatrix, split: Split) -> Finding:
     )
 
 
-def _find_failed(matrix: PairMatrix, layout: Layout) -> list[Finding]:
+def _find_failed(matrix: PairMatrix, layout: RankLayout) -> list[PairFinding]:
     """The largest things of which every pair failed, then links."""
     messages = {(failure.source, failure.target): failure.message for failure in matrix.failures}
     tried = {pair for quantity in QUANTITIES for pair in read_cells(matrix, quantity)} | messages.keys()
@@ -157,11 +157,11 @@ def _find_failed(matrix: PairMatrix, layout: Layout) -> list[Finding]:
     return findings
 
 
-def _failed_finding(suspect: Suspect, pairs: list[Pair], message: str) -> Finding:
+def _failed_finding(suspect: Suspect, pairs: list[Pair], message: str) -> PairFinding:
     way = {"slow_sender": " from", "slow_receiver": " to"}.get(suspect.kind, " to or from")
     is_link = suspect.kind in LINKS
     said = f"{_who(suspect)} gave no" if is_link else f"no message{way} {_who(suspect)} gave a"
-    return Finding(
+    return PairFinding(
         kind="failed",
         ranks=list(suspect.ranks),
         hosts=list(suspect.hosts),
@@ -174,7 +174,7 @@ def _failed_finding(suspect: Suspect, pairs: list[Pair], message: str) -> Findin
     )
 
 
-def pairs_to_dict(matrix: PairMatrix, findings: Sequence[Finding]) -> dict[str, Any]:
+def pairs_to_dict(matrix: PairMatrix, findings: Sequence[PairFinding]) -> dict[str, Any]:
     """Everything for JSON: the matrices of ranks, those of hosts where they differ from them, and what was found."""
     content: dict[str, Any] = {"matrix": msgspec.to_builtins(matrix)}
     if len(set(matrix.hosts)) < len(matrix.ranks):

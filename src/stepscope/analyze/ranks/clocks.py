@@ -23,7 +23,7 @@ LEAST_CALLS = 3
 _ITERATIONS = 2000
 
 
-class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
+class RankClockOffset(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's clock against that of the reference rank."""
 
     rank: int
@@ -45,7 +45,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """Unit of the coarsest clock among the ranks."""
     collectives: int
     """Matched synchronising ones that were looked at."""
-    offsets: list[ClockOffset]
+    offsets: list[RankClockOffset]
     largest_offset_s: float | None
     """Among the usable ones, in size; None: no rank has a usable one."""
     largest_spread_s: float | None
@@ -169,10 +169,10 @@ def _spread(pairs: _Pairs, offset: Floats, ranks: int) -> Floats:
     return MAD_TO_SD * np.where(np.isnan(spread), as_hub, spread)
 
 
-def _entry(resolution_ns: int, rank: int, offset_ns: float, spread_ns: float, calls: int) -> ClockOffset:
+def _entry(resolution_ns: int, rank: int, offset_ns: float, spread_ns: float, calls: int) -> RankClockOffset:
     if math.isnan(offset_ns):
         unlinked = "no matched synchronising collective links it to the reference"
-        return ClockOffset(rank=rank, offset_s=None, spread_s=None, calls=calls, usable=False, reason=unlinked)
+        return RankClockOffset(rank=rank, offset_s=None, spread_s=None, calls=calls, usable=False, reason=unlinked)
     # Both times of a difference are cut to whole units of their clock.
     spread = None if math.isnan(spread_ns) else max(spread_ns, 2.0 * resolution_ns) / 1e9
     offset, reason = offset_ns / 1e9, None
@@ -180,7 +180,9 @@ def _entry(resolution_ns: int, rank: int, offset_ns: float, spread_ns: float, ca
         reason = f"fewer than {LEAST_CALLS} matched synchronising collectives"
     elif abs(offset) <= spread:
         reason = "not larger than its spread: no offset can be told from none"
-    return ClockOffset(rank=rank, offset_s=offset, spread_s=spread, calls=calls, usable=reason is None, reason=reason)
+    return RankClockOffset(
+        rank=rank, offset_s=offset, spread_s=spread, calls=calls, usable=reason is None, reason=reason
+    )
 
 
 class MatchedRanks(NamedTuple):

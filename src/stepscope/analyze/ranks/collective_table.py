@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.ranks.collectives import NAMED_BY, PLACES, SIZE_REASONS, RankCalls, collective_calls
-from stepscope.analyze.ranks.groups import ProcessGroup
+from stepscope.analyze.ranks.groups import TracedGroup
 from stepscope.analyze.ranks.matching import Matching
 from stepscope.analyze.ranks.waiting import Waiting
 from stepscope.analyze.step.numbers import Floats, Mask, Whole, run_medians, run_sums, unique
@@ -34,7 +34,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """The n-th in its group, from 1; sends and receives are counted for each peer apart."""
     sequence: int | None
     """The number the recorder gave it, where it did."""
-    group: ProcessGroup
+    group: TracedGroup
     peer: int | None
     dtype: str | None
     size_bytes: int | None

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.analyze.ranks.groups import ProcessGroup, find_members, listed_groups, parse_members
+from stepscope.analyze.ranks.groups import TracedGroup, find_members, listed_groups, parse_members
 from stepscope.analyze.step.numbers import Mask, Whole
 from stepscope.core import collectives as coll
 from stepscope.core.dtypes import dtype_bytes, dtype_name
@@ -66,7 +66,7 @@ class RankCalls:
 
     calls: Any
     """Structured array with CALL_FIELDS, in order of start."""
-    groups: Sequence[ProcessGroup]
+    groups: Sequence[TracedGroup]
     dtypes: Sequence[str]
     left_out: dict[str, int]
     """Records that are no calls of their own, counted by what they are."""
@@ -175,7 +175,7 @@ class _Seen:
 
 def _describe(
     seen: _Seen, rows: Whole, place: Whole, record: Whole, annotation: Whole
-) -> tuple[Any, list[ProcessGroup], list[str]]:
+) -> tuple[Any, list[TracedGroup], list[str]]:
     """Structured array in the order of `rows`, with the groups and element types it points to."""
 
     def field(column: str) -> Whole:
@@ -243,7 +243,7 @@ def _place(known: dict[str, int], dtype: str) -> int:
     return known.setdefault(dtype_name(dtype), len(known))
 
 
-def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> list[ProcessGroup]:
+def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> list[TracedGroup]:
     """Fills the column `group`."""
     columns = ("group", "group_description", "group_ranks", "rank_start", "rank_stride", "group_size")
     # For calls without a group: the place of their stream among the rank's streams; −2 for calls of the host.
@@ -253,7 +253,7 @@ def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> lis
     known = (described[:, 0] >= 0) | (described[:, 2] >= 0)
     described[known, -1] = -1
     described[~known, :-1] = -1
-    groups: dict[ProcessGroup, int] = {}
+    groups: dict[TracedGroup, int] = {}
     listed = listed_groups(timeline.metadata)
     distinct, back = np.unique(described, axis=0, return_inverse=True)
     places = [groups.setdefault(_make_group(cells, timeline, listed), len(groups)) for cells in distinct.tolist()]
@@ -261,10 +261,10 @@ def _group(calls: Any, timeline: Timeline, field: Callable[[str], Whole]) -> lis
     return list(groups)
 
 
-def _make_group(cells: list[int], timeline: Timeline, listed: dict[str, list[int]]) -> ProcessGroup:
+def _make_group(cells: list[int], timeline: Timeline, listed: dict[str, list[int]]) -> TracedGroup:
     name, description, ranks, start, stride, size, stand_in = cells
     if name < 0 and ranks < 0:
-        return ProcessGroup(stand_in="host" if stand_in == -2 else f"communication stream {stand_in + 1}")
+        return TracedGroup(stand_in="host" if stand_in == -2 else f"communication stream {stand_in + 1}")
     texts = timeline.texts
     named = texts[name] if name >= 0 else None
     members, note = find_members(
@@ -276,7 +276,7 @@ def _make_group(cells: list[int], timeline: Timeline, listed: dict[str, list[int
         world_size=timeline.world_size,
     )
     count = len(parse_members(members)) if members is not None else None
-    return ProcessGroup(
+    return TracedGroup(
         name=named,
         description=texts[description] if description >= 0 else None,
         members=members,
@@ -289,7 +289,7 @@ def _measure(
     calls: Any,
     timeline: Timeline,
     elements: _Elements,
-    groups: list[ProcessGroup],
+    groups: list[TracedGroup],
     splits: tuple[Whole, Whole],
 ) -> None:
     """Fills sizes and bus bytes; calls without one get a reason instead."""
@@ -303,13 +303,13 @@ def _measure(
         calls["size_bytes"], calls["piece_bytes"], calls["bus_bytes"], calls["size_reason"] = found.T
 
 
-def _own_place(group: ProcessGroup, rank: int | None) -> int:
+def _own_place(group: TracedGroup, rank: int | None) -> int:
     members = parse_members(group.members) if group.members is not None else ()
     return members.index(rank) if rank in members else -1
 
 
 def _size(
-    cells: list[int], dtypes: list[str], groups: list[ProcessGroup], own_place: list[int], texts: Sequence[str]
+    cells: list[int], dtypes: list[str], groups: list[TracedGroup], own_place: list[int], texts: Sequence[str]
 ) -> tuple[int, int, int, int]:
     """Size, one member's piece (where the size waits for the group's), bus bytes, reason."""
     collective, put_in, got, dtype, in_splits, out_splits, group, recorded = cells

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from stepscope.analyze.ranks.collectives import CALL_FIELDS, collective_calls
-from stepscope.analyze.ranks.groups import ProcessGroup
+from stepscope.analyze.ranks.groups import TracedGroup
 from stepscope.analyze.step.device_work import Window, exclusive_windows
 from stepscope.analyze.step.intervals import union_lengths
 from stepscope.analyze.step.numbers import Whole
@@ -50,7 +50,7 @@ class RankDigest(msgspec.Struct, frozen=True, kw_only=True):
     resolution_ns: int
     """The largest unit that all times are multiples of, 1,000 for a clock of microseconds."""
     steps: list[StepDigest]
-    groups: list[ProcessGroup]
+    groups: list[TracedGroup]
     dtypes: list[str]
     calls: bytes
     """Packed rows, see `calls_of`."""

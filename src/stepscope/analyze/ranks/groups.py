@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
+class TracedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A process group as one rank's trace describes it."""
 
     name: str | None = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from stepscope.analyze.ranks.collectives import BY_KERNEL, find_changes, ordinals
 from stepscope.analyze.ranks.digest import DIGEST_VERSION, RankDigest, calls_of
-from stepscope.analyze.ranks.groups import ProcessGroup, parse_members
+from stepscope.analyze.ranks.groups import TracedGroup, parse_members
 from stepscope.analyze.step.numbers import Mask, Whole, distinct, expand, unique
 from stepscope.core import collectives as coll
 from stepscope.core.errors import UsageError
@@ -75,7 +75,7 @@ class Matching:
 
     ranks: Whole
     world_size: int | None
-    groups: Sequence[ProcessGroup]
+    groups: Sequence[TracedGroup]
     dtypes: Sequence[str]
     rows: Any
     """Structured array (CALL_FIELDS); `group` and `dtype` point into the lists above."""
@@ -179,7 +179,7 @@ def match(digests: Sequence[RankDigest]) -> Matching:
     )
 
 
-def _lay_together(ordered: Sequence[RankDigest]) -> tuple[Any, Whole, list[ProcessGroup], list[str]]:
+def _lay_together(ordered: Sequence[RankDigest]) -> tuple[Any, Whole, list[TracedGroup], list[str]]:
     tables = [calls_of(item) for item in ordered]
     rows = np.concatenate(tables)
     rank = np.repeat(np.arange(len(ordered)), [len(table) for table in tables])
@@ -198,11 +198,11 @@ def _translate(local: Any, rank: Whole, lengths: Sequence[int], table: Sequence[
     return common[np.where(local >= 0, offset + local, len(table))]
 
 
-def _join_groups(ordered: Sequence[RankDigest]) -> tuple[list[ProcessGroup], list[int]]:
+def _join_groups(ordered: Sequence[RankDigest]) -> tuple[list[TracedGroup], list[int]]:
     """Groups of all ranks, and for each rank's groups in turn the place of its group among them."""
     by_order = _named_differently(ordered)
     known: dict[tuple[object, ...], int] = {}
-    groups: list[ProcessGroup] = []
+    groups: list[TracedGroup] = []
     places: list[int] = []
     for item in ordered:
         nth: dict[str, int] = {}
@@ -355,7 +355,7 @@ class _Best:
 
 
 def _describe(
-    rows: Any, member: Whole, first: Whole, groups: list[ProcessGroup], *, world_size: int | None, **known: Any
+    rows: Any, member: Whole, first: Whole, groups: list[TracedGroup], *, world_size: int | None, **known: Any
 ) -> Matching:
     """Adds what all members of a collective have in common."""
     count = _run_lengths(first, member)

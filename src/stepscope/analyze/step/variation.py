@@ -27,7 +27,7 @@ SLOW = 1.05
 """A step is slow when it takes more than so many times the median."""
 
 
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+class ProfiledStep(msgspec.Struct, frozen=True, kw_only=True):
     """One profiled step."""
 
     step: int
@@ -60,7 +60,7 @@ class ShareVariation(msgspec.Struct, frozen=True, kw_only=True):
 class StepVariation(msgspec.Struct, frozen=True, kw_only=True):
     """Differences between the judged steps."""
 
-    steps: list[StepTime]
+    steps: list[ProfiledStep]
     judged: int
     median_s: float | None
     mean_s: float | None
@@ -93,7 +93,7 @@ def compare_steps(timeline: Timeline) -> StepVariation:
     shares = _compare_shares(chosen, slow)
     excesses = [(one.slow_excess_s, one.share) for one in shares if one.slow_excess_s is not None]
     times = [
-        StepTime(
+        ProfiledStep(
             step=number,
             step_s=one.step_s,
             host_s=one.host_s,

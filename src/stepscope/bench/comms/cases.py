@@ -15,8 +15,8 @@ from stepscope.bench.comms.operations import (
     BOTH_WAYS,
     PATTERNS,
     USUAL_PATTERN,
+    CollectiveShape,
     Operation,
-    Shape,
     find_operation,
     operations,
 )
@@ -32,12 +32,12 @@ def read_options(case: Case) -> tuple[Operation, CollectiveSpec]:
     return find_operation(case.spec.operation), case.spec
 
 
-def make_shape(spec: CollectiveSpec, members: int) -> Shape:
+def make_shape(spec: CollectiveSpec, members: int) -> CollectiveShape:
     matrix = None
     if spec.matrix is not None:
         matrix = [spec.matrix[start : start + members] for start in range(0, len(spec.matrix), members)]
     elements = spec.size_bytes // DTYPE_BYTES[spec.dtype] // spec.coalesce
-    return Shape(members, elements, spec.root, spec.skew, matrix, spec.pattern, spec.window, spec.pairs)
+    return CollectiveShape(members, elements, spec.root, spec.skew, matrix, spec.pattern, spec.window, spec.pairs)
 
 
 def is_in_place(spec: CollectiveSpec, operation: Operation) -> bool:
@@ -219,7 +219,7 @@ class Sweep(NamedTuple):
     """Why combinations that `all` would include do not exist, each reason once."""
 
 
-class Axis(NamedTuple):
+class SweepAxis(NamedTuple):
     values: list[Any]
     every: bool
     """They stand for `all`: combinations that do not exist are left out instead of refused."""
@@ -290,12 +290,12 @@ def _list_messages(pattern: str | None, window: int, world_size: int, common: di
     return [{"pattern": kind, "window": count, "sources": sources, "targets": targets} for kind, count in kinds]
 
 
-def read_axis(given: Iterable[str], every: Iterable[Any], *, convert: Callable[[str], Any] = str) -> Axis:
+def read_axis(given: Iterable[str], every: Iterable[Any], *, convert: Callable[[str], Any] = str) -> SweepAxis:
     """Values of an option that may be repeated, hold a list divided by commas, or say `all`; each value once."""
     words = [word.strip() for text in given for word in text.split(",") if word.strip()]
     if ALL in words:
-        return Axis(list(every), every=True)
-    return Axis(list(dict.fromkeys(convert(word) for word in words)), every=False)
+        return SweepAxis(list(every), every=True)
+    return SweepAxis(list(dict.fromkeys(convert(word) for word in words)), every=False)
 
 
 def _parse_root(word: str, members: int) -> int:

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from stepscope.bench.comms.cases import is_in_place, make_shape, read_options
 from stepscope.bench.comms.data import DTYPE_BYTES, Recipe, count_wrong, make_values, spoil, torch_dtype
-from stepscope.bench.comms.group import Bound, Call, Group, UnsupportedCallError
-from stepscope.bench.comms.operations import Operation, Shape
+from stepscope.bench.comms.group import Bound, Call, Group, UnsupportedCollectiveError
+from stepscope.bench.comms.operations import CollectiveShape, Operation
 from stepscope.bench.comms.trial import (
     BURST,
     FEWEST_PLACES,
+    CallRotation,
     Facts,
-    Part,
     Room,
-    Rotation,
     Trial,
+    TrialPart,
     WaitingDevice,
     count_places,
     count_wrong_of,
@@ -40,13 +40,13 @@ class DataSet(NamedTuple):
     expected: torch.Tensor
 
 
-class Exchange(Part):
+class Exchange(TrialPart):
     """On this rank. `make_call` allocates; nothing before it needs memory, nothing after it computes values again."""
 
     def __init__(
         self,
         operation: Operation,
-        shape: Shape,
+        shape: CollectiveShape,
         group: Group,
         *,
         device: str,
@@ -60,11 +60,11 @@ class Exchange(Part):
     ) -> None:
         """A `twin` has the same data elsewhere in memory, and takes the other set of them than this exchange."""
         if operation.pairs and shape.members < 2:
-            raise UnsupportedCallError(
+            raise UnsupportedCollectiveError(
                 f"{operation.name} needs two ranks, and the group has {shape.members}", hint="start more ranks"
             )
         if shape.root >= shape.members:
-            raise UnsupportedCallError(f"root {shape.root} is not in a group of {shape.members}", where="--root")
+            raise UnsupportedCollectiveError(f"root {shape.root} is not in a group of {shape.members}", where="--root")
         self.operation, self.traffic, self._shape, self._group = operation, operation.plan(shape), shape, group
         me = group.me
         self._inputs, self._outputs = (0, 0) if me is None else (self.traffic.inputs[me], self.traffic.outputs[me])
@@ -183,7 +183,7 @@ class PlacesTrial(Trial):
     def __init__(self, room: Room) -> None:
         super().__init__(room)
         self._places: list[list[Exchange]] = []
-        self._rotation: Rotation | None = None
+        self._rotation: CallRotation | None = None
 
     def _make_places(self, count: int, calls: int, make: Callable[[int, Exchange | None], Exchange]) -> None:
         """`make` gets the number of the call in a sample, and the exchange of the place before."""
@@ -193,11 +193,11 @@ class PlacesTrial(Trial):
             self._places.append([make(call, twin) for call, twin in enumerate(self._places[-1])])
         self.active = self._places[0][0].takes_part
 
-    def parts(self) -> Iterable[Part]:
+    def parts(self) -> Iterable[TrialPart]:
         return chain.from_iterable(self._places)
 
     def _begin(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:
-        self._rotation = Rotation(places)
+        self._rotation = CallRotation(places)
         self.body = self._rotation.body
 
     def refresh(self) -> None:
@@ -263,7 +263,9 @@ class CollectiveTrial(PlacesTrial):
 
     def _capture(self, bound: Bound) -> Callable[[], object]:
         if not self.room.device.has_events:
-            raise UnsupportedCallError("graphs are captured on a GPU only", hint="--mode blocking", where="--mode")
+            raise UnsupportedCollectiveError(
+                "graphs are captured on a GPU only", hint="--mode blocking", where="--mode"
+            )
         self.refresh()
         bound.run()  # what a library sets up on its first call cannot be captured
         self.room.device.synchronize()
@@ -273,7 +275,7 @@ class CollectiveTrial(PlacesTrial):
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 bound.run()
         except RuntimeError as error:
-            raise UnsupportedCallError(f"{self.room.world.backend} cannot be captured: {error}") from error
+            raise UnsupportedCollectiveError(f"{self.room.world.backend} cannot be captured: {error}") from error
         replay: Callable[[], object] = graph.replay
         return replay
 

@@ -18,7 +18,7 @@ from stepscope.run.control import Control
 T = TypeVar("T")
 
 
-class UnsupportedCallError(StepscopeError):
+class UnsupportedCollectiveError(StepscopeError):
     """The backend has no such operation, dtype or reduction: a recorded skip."""
 
     kind = "unsupported"
@@ -105,7 +105,7 @@ def bind_in_turn(parts: Sequence[Bound], composed: str | None = None, *, refusal
 
     def start() -> list[Waitable]:
         if refusal is not None:
-            raise UnsupportedCallError(refusal)
+            raise UnsupportedCollectiveError(refusal)
         return [work for part in parts for work in part.start()]
 
     return Bound(run, start, composed)
@@ -129,7 +129,7 @@ def bind_call(group: Any, call: Call, backend: str) -> Bound:
     if binder is not None:
         return binder(call)
     if not made_of:
-        raise UnsupportedCallError(f"{backend} has no {name}")
+        raise UnsupportedCollectiveError(f"{backend} has no {name}")
     parts = [bind_call(group, call._replace(operation=find_operation(step)), backend) for step in made_of]
     refusal = f"{name} is several steps, each of which waits: it has no non-blocking mode"
     return bind_in_turn(parts, ", then ".join(made_of), refusal=refusal)

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stepscope.bench.comms.data import DTYPE_BYTES, torch_dtype
-from stepscope.bench.comms.trial import Part
+from stepscope.bench.comms.trial import TrialPart
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.lazy_torch import torch
 from stepscope.core.units import parse_size
@@ -23,7 +23,7 @@ LARGEST_EDGE = {"cpu": 256, "cuda": 2048}
 """Small enough that several of them make up a step evenly, large enough that a device is busy."""
 
 
-class ComputeSpec(NamedTuple):
+class KernelSpec(NamedTuple):
     """Which kernel, on what."""
 
     kind: str
@@ -51,7 +51,7 @@ DEFAULTS = {
 """Values that are not given; those of embedding are PARAM's."""
 
 
-def parse_compute(text: str, *, where: str = "--compute") -> ComputeSpec:
+def parse_compute(text: str, *, where: str = "--compute") -> KernelSpec:
     """`gemm:m=512,n=512,k=512`, `embedding:rows=100000,dim=128`, `copy:size=64M`, `add:size=64M`, each also with
     `dtype=`."""
     kind, _, rest = text.strip().partition(":")
@@ -71,10 +71,10 @@ def parse_compute(text: str, *, where: str = "--compute") -> ComputeSpec:
         raise UsageError(f"{text!r} has nothing to compute", hint="every value is 1 or more", where=where)
     if values.get("size", 0) % DTYPE_BYTES[dtype]:
         raise UsageError(f"{values['size']} bytes are no whole number of {dtype} elements", where=where)
-    return ComputeSpec(kind, tuple(values.items()), dtype)
+    return KernelSpec(kind, tuple(values.items()), dtype)
 
 
-class Work(NamedTuple):
+class KernelWork(NamedTuple):
     """What one run of a kernel does."""
 
     flops: int
@@ -82,28 +82,28 @@ class Work(NamedTuple):
     """Every input once, every result once."""
 
 
-class Kernel(Part):
+class Kernel(TrialPart):
     """Its results are compared with float64, in some rows."""
 
-    work: Work
+    work: KernelWork
 
     def open(self, device: str) -> Callable[[], object]:
         """Allocate; what is returned runs the kernel once."""
         raise NotImplementedError
 
 
-def make_kernel(spec: ComputeSpec) -> Kernel:
-    makers: dict[str, Callable[[ComputeSpec], Kernel]] = {"gemm": Gemm, "embedding": EmbeddingLookup}
-    return makers.get(spec.kind, Elementwise)(spec)
+def make_kernel(spec: KernelSpec) -> Kernel:
+    makers: dict[str, Callable[[KernelSpec], Kernel]] = {"gemm": GemmKernel, "embedding": EmbeddingLookup}
+    return makers.get(spec.kind, ElementwiseKernel)(spec)
 
 
-class Gemm(Kernel):
-    def __init__(self, spec: ComputeSpec) -> None:
+class GemmKernel(Kernel):
+    def __init__(self, spec: KernelSpec) -> None:
         self._m, self._n, self._k = spec.get("m", "n", "k")
         self._dtype = spec.dtype
         size = DTYPE_BYTES[spec.dtype]
         elements = self._m * self._k + self._k * self._n + self._m * self._n
-        self.work = Work(2 * self._m * self._n * self._k, size * elements)
+        self.work = KernelWork(2 * self._m * self._n * self._k, size * elements)
 
     def needed_bytes(self) -> int:
         rows = min(CHECKED_ROWS, self._m)
@@ -129,16 +129,16 @@ class Gemm(Kernel):
         return int(wrong.sum())
 
 
-class Elementwise(Kernel):
+class ElementwiseKernel(Kernel):
     """`copy`: one tensor into another; `add`: the sum of two; `scale`: one times a number. `size` is the result's."""
 
     FACTOR = 1.5
 
-    def __init__(self, spec: ComputeSpec) -> None:
+    def __init__(self, spec: KernelSpec) -> None:
         (self._size_bytes,), self._dtype, self._kind = spec.get("size"), spec.dtype, spec.kind
         self._inputs = 2 if spec.kind == "add" else 1
         flops = 0 if spec.kind == "copy" else self._size_bytes // DTYPE_BYTES[spec.dtype]
-        self.work = Work(flops, (self._inputs + 1) * self._size_bytes)
+        self.work = KernelWork(flops, (self._inputs + 1) * self._size_bytes)
 
     def needed_bytes(self) -> int:
         return self.work.moved_bytes + 4 * self._size_bytes * DTYPE_BYTES["float64"] // DTYPE_BYTES[self._dtype]
@@ -203,7 +203,7 @@ def make_matmuls(flops: float, device: str) -> Callable[[], None]:
 # Lookups in embedding tables
 
 
-class Lookups(NamedTuple):
+class LookupKernel(NamedTuple):
     """What all ranks look up in one step of the job."""
 
     tables: tuple[int, ...]
@@ -261,7 +261,7 @@ def draw_rows(count: int, rows: int, zipf: float | None, seed: int) -> torch.Ten
 class EmbeddingTables(Kernel):
     """The tables of one rank and the bags that are looked up in them, the same in every step."""
 
-    def __init__(self, lookups: Lookups, rank: int, dtype: str = "float32") -> None:
+    def __init__(self, lookups: LookupKernel, rank: int, dtype: str = "float32") -> None:
         self._lookups, self._rank, self._dtype = lookups, rank, dtype
         self._bags = lookups.list_bags(rank)
         self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -313,10 +313,10 @@ class EmbeddingTables(Kernel):
 class EmbeddingLookup(EmbeddingTables):
     """One table, and one bag per example of one rank."""
 
-    def __init__(self, spec: ComputeSpec) -> None:
+    def __init__(self, spec: KernelSpec) -> None:
         rows, dim, batch, pooling = spec.get("rows", "dim", "batch", "pooling")
         super().__init__(
-            Lookups((1,), rows, dim, batch, pooling, random_lengths=False, zipf=None, seed=SEED), 0, spec.dtype
+            LookupKernel((1,), rows, dim, batch, pooling, random_lengths=False, zipf=None, seed=SEED), 0, spec.dtype
         )
         read = batch * pooling
-        self.work = Work(read * dim, (read + batch) * dim * DTYPE_BYTES[spec.dtype] + read * INDEX_BYTES)
+        self.work = KernelWork(read * dim, (read + batch) * dim * DTYPE_BYTES[spec.dtype] + read * INDEX_BYTES)

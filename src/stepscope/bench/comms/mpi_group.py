@@ -13,7 +13,7 @@ from stepscope.bench.comms.group import (
     Call,
     Message,
     ObjectCall,
-    UnsupportedCallError,
+    UnsupportedCollectiveError,
     Waitable,
     after,
     before,
@@ -35,7 +35,7 @@ _REDUCTIONS = {"sum": "SUM", "avg": "SUM", "min": "MIN", "max": "MAX", "prod": "
 _BOOL_REDUCTIONS = {"sum": "LOR", "max": "LOR", "min": "LAND", "prod": "LAND"}
 
 
-class MpiWorld:
+class MpiGroups:
     backend = "mpi"
 
     def __init__(self, context: RankContext) -> None:
@@ -110,7 +110,7 @@ class MpiGroup(BindingGroup):
 
     def _bind_one(self, call: Call) -> Bound:
         if call.input.device.type != "cpu":
-            raise UnsupportedCallError("the mpi backend carries host memory only", hint="--device cpu")
+            raise UnsupportedCollectiveError("the mpi backend carries host memory only", hint="--device cpu")
         return bind_call(self, call, "the mpi backend")
 
     def _pair(self, name: str, *arguments: Any, **options: Any) -> Bound:
@@ -121,9 +121,9 @@ class MpiGroup(BindingGroup):
     def _operator(self, call: Call) -> Any:
         names = _BOOL_REDUCTIONS if str(call.output.dtype) == "torch.bool" else _REDUCTIONS
         if str(call.output.dtype) not in _TYPES or call.reduction not in names:
-            raise UnsupportedCallError(f"MPI does not reduce {call.output.dtype} by {call.reduction}")
+            raise UnsupportedCollectiveError(f"MPI does not reduce {call.output.dtype} by {call.reduction}")
         if call.reduction == "avg" and not call.output.is_floating_point():
-            raise UnsupportedCallError(f"averages of {call.output.dtype} are not whole numbers")
+            raise UnsupportedCollectiveError(f"averages of {call.output.dtype} are not whole numbers")
         return getattr(self._mpi, names[call.reduction])
 
     def _averaged(self, call: Call, bound: Bound) -> Bound:
@@ -173,7 +173,7 @@ class MpiGroup(BindingGroup):
 
     def _reduce_scatter(self, call: Call) -> Bound:
         if _inside(call.output, call.input):
-            raise UnsupportedCallError("MPI leaves in-place results at the front, not in the rank's own piece")
+            raise UnsupportedCollectiveError("MPI leaves in-place results at the front, not in the rank's own piece")
         given, got = self._buffer(call.input), self._buffer(call.output)
         return self._averaged(call, self._pair("Reduce_scatter_block", given, got, op=self._operator(call)))
 

@@ -51,7 +51,7 @@ class Traffic(NamedTuple):
     """The members of a ping-pong that send first."""
 
 
-class Shape(NamedTuple):
+class CollectiveShape(NamedTuple):
     """What is asked for."""
 
     members: int
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 class Operation(NamedTuple):
     name: str
     summary: str
-    plan: Callable[[Shape], Traffic]
+    plan: Callable[[CollectiveShape], Traffic]
     reduces: bool = False
     rooted: bool = False
     cut: bool = False
@@ -86,18 +86,18 @@ class Operation(NamedTuple):
     """Members exchange Python objects; elements are bytes of them, pickled."""
     made_of: tuple[str, ...] = ()
     """Operations on the same buffers, one after the other, that give the result where the backend has no such call."""
-    judge: Callable[[Shape], int] = lambda shape: 0
+    judge: Callable[[CollectiveShape], int] = lambda shape: 0
     """The member whose times decide when there are enough samples: one that is done last."""
 
 
-def _all_alike(shape: Shape, *, bus: float) -> Traffic:
+def _all_alike(shape: CollectiveShape, *, bus: float) -> Traffic:
     elements, every = shape.elements, range(shape.members)
     whole = (Segment(None, 0, elements),)
     sizes = (elements,) * shape.members
     return Traffic(sizes, sizes, tuple(whole for _ in every), elements, elements, bus)
 
 
-def plan_all_reduce(shape: Shape) -> Traffic:
+def plan_all_reduce(shape: CollectiveShape) -> Traffic:
     return _all_alike(shape, bus=(bus_factor("all_reduce", shape.members) or 0.0) * shape.elements)
 
 
@@ -108,26 +108,26 @@ def _at_root(traffic: Traffic, root: int) -> Traffic:
     return traffic._replace(outputs=outputs, sources=sources)
 
 
-def plan_reduce(shape: Shape) -> Traffic:
+def plan_reduce(shape: CollectiveShape) -> Traffic:
     return _at_root(_all_alike(shape, bus=shape.elements), shape.root)
 
 
-def _by_root(shape: Shape, at_root: T, elsewhere: T) -> tuple[T, ...]:
+def _by_root(shape: CollectiveShape, at_root: T, elsewhere: T) -> tuple[T, ...]:
     return tuple(at_root if member == shape.root else elsewhere for member in range(shape.members))
 
 
-def plan_broadcast(shape: Shape) -> Traffic:
+def plan_broadcast(shape: CollectiveShape) -> Traffic:
     elements = shape.elements
     inputs = _by_root(shape, elements, 0)
     sources = ((Segment(shape.root, 0, elements),),) * shape.members
     return Traffic(inputs, (elements,) * shape.members, sources, elements, elements, elements)
 
 
-def _even_chunks(shape: Shape) -> tuple[int, ...]:
+def _even_chunks(shape: CollectiveShape) -> tuple[int, ...]:
     return (max(1, shape.elements // shape.members),) * shape.members
 
 
-def _uneven_chunks(shape: Shape) -> tuple[int, ...]:
+def _uneven_chunks(shape: CollectiveShape) -> tuple[int, ...]:
     if shape.matrix is not None:
         return deal(shape.elements, shape.matrix[0])
     skew = DEFAULT_SKEW if shape.skew is None else shape.skew
@@ -147,11 +147,11 @@ def _scattered(chunks: tuple[int, ...]) -> Traffic:
     return Traffic((total,) * len(chunks), chunks, sources, total, max(chunks), total - min(chunks))
 
 
-def _even(plan: Callable[[tuple[int, ...]], Traffic]) -> Callable[[Shape], Traffic]:
+def _even(plan: Callable[[tuple[int, ...]], Traffic]) -> Callable[[CollectiveShape], Traffic]:
     return lambda shape: plan(_even_chunks(shape))
 
 
-def _uneven(plan: Callable[[tuple[int, ...]], Traffic]) -> Callable[[Shape], Traffic]:
+def _uneven(plan: Callable[[tuple[int, ...]], Traffic]) -> Callable[[CollectiveShape], Traffic]:
     return lambda shape: plan(_uneven_chunks(shape))
 
 
@@ -159,7 +159,7 @@ def _exchanged(chunks: tuple[int, ...]) -> Traffic:
     return exchange_pieces((chunks,) * len(chunks))
 
 
-def plan_all_to_allv(shape: Shape) -> Traffic:
+def plan_all_to_allv(shape: CollectiveShape) -> Traffic:
     if shape.matrix is not None and len(shape.matrix) == shape.members:
         return exchange_pieces(deal_matrix(shape.elements, shape.matrix))
     return _exchanged(_uneven_chunks(shape))
@@ -180,11 +180,11 @@ def exchange_pieces(pieces: tuple[tuple[int, ...], ...]) -> Traffic:
     return Traffic(inputs, outputs, sources, max(*inputs, *outputs), largest, bus, pieces)
 
 
-def plan_gather(shape: Shape) -> Traffic:
+def plan_gather(shape: CollectiveShape) -> Traffic:
     return _at_root(_gathered(_even_chunks(shape)), shape.root)
 
 
-def plan_scatter(shape: Shape) -> Traffic:
+def plan_scatter(shape: CollectiveShape) -> Traffic:
     chunks = _even_chunks(shape)
     starts = [0, *accumulate(chunks)]
     inputs = _by_root(shape, sum(chunks), 0)
@@ -192,12 +192,12 @@ def plan_scatter(shape: Shape) -> Traffic:
     return Traffic(inputs, chunks, sources, sum(chunks), chunks[0], sum(chunks) - chunks[0])
 
 
-def plan_barrier(shape: Shape) -> Traffic:
+def plan_barrier(shape: CollectiveShape) -> Traffic:
     nothing = (0,) * shape.members
     return Traffic(nothing, nothing, ((),) * shape.members, 0, 0, 0.0)
 
 
-def plan_incast(shape: Shape) -> Traffic:
+def plan_incast(shape: CollectiveShape) -> Traffic:
     chunk = max(1, shape.elements // max(1, shape.members - 1))
     into_root = tuple(Segment(sender, 0, chunk) for sender in range(shape.members) if sender != shape.root)
     total = chunk * len(into_root)
@@ -205,7 +205,7 @@ def plan_incast(shape: Shape) -> Traffic:
     return Traffic(_by_root(shape, 0, chunk), outputs, sources, total, chunk, total)
 
 
-def plan_multicast(shape: Shape) -> Traffic:
+def plan_multicast(shape: CollectiveShape) -> Traffic:
     whole = plan_broadcast(shape)
     outputs, sources = _by_root(shape, 0, shape.elements), _by_root(shape, (), whole.sources[0])
     # The root's link carries one copy for each of the others.
@@ -225,7 +225,7 @@ USUAL_PATTERN = "ring"
 BOTH_WAYS = frozenset({"bidirectional", "ping_pong"})
 
 
-def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
+def _partners(shape: CollectiveShape) -> tuple[tuple[int | None, int | None], ...]:
     members, pattern = range(shape.members), shape.pattern or USUAL_PATTERN
     pairs: Sequence[tuple[int, int]] = shape.pairs
     if not pairs and pattern == "ring":
@@ -240,7 +240,7 @@ def _partners(shape: Shape) -> tuple[tuple[int | None, int | None], ...]:
     return tuple((to.get(member), sender.get(member)) for member in members)
 
 
-def plan_send_recv(shape: Shape) -> Traffic:
+def plan_send_recv(shape: CollectiveShape) -> Traffic:
     """Each member sends to one and gets from one, or none. With a window, that many messages of the size follow each
     other, each with data of its own."""
     elements, partners = shape.elements, _partners(shape)
@@ -254,16 +254,16 @@ def plan_send_recv(shape: Shape) -> Traffic:
     return Traffic(inputs, outputs, sources, elements, elements, elements, partners=partners, openers=openers)
 
 
-def _root(shape: Shape) -> int:
+def _root(shape: CollectiveShape) -> int:
     return shape.root
 
 
-def _far_end(shape: Shape) -> int:
+def _far_end(shape: CollectiveShape) -> int:
     """A member that is not the root, and the last to be reached in a chain."""
     return (shape.root - 1) % shape.members
 
 
-def _receiver(shape: Shape) -> int:
+def _receiver(shape: CollectiveShape) -> int:
     if shape.pairs:
         source, target = shape.pairs[0]
         return source if shape.pattern in BOTH_WAYS else target

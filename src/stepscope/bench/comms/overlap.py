@@ -15,8 +15,8 @@ from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.group import Waitable
 from stepscope.bench.comms.kernels import parse_compute
 from stepscope.bench.comms.layouts import parse_layout
-from stepscope.bench.comms.operations import Shape, find_operation
-from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, Task
+from stepscope.bench.comms.operations import CollectiveShape, find_operation
+from stepscope.bench.comms.side_tasks import CollectiveTask, ComputeTask, CopyTask, SideTask
 from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.core.lazy_torch import torch
@@ -29,7 +29,7 @@ FIRST_HOLD_S, LONGEST_HOLD_S = 2e-3, 0.1
 HOLD_MARGIN_S, HOLD_FACTOR = 50e-6, 1.5
 
 
-class Stage:
+class OverlapStage:
     hold_s: float = 0.0
     """How long the start waits until everything is queued; the same on all ranks, or some would begin late."""
     issue_s: float = 0.0
@@ -39,7 +39,7 @@ class Stage:
     unreported: bool = False
     """Whether some work could not tell when it was over: its time ends when waiting for it returned."""
 
-    def run(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[SideTask]) -> list[float]:
         """Start all of them in this order; seconds from the common start to the end of each.
 
         A task that computes in the calling thread comes last: those before it are under way by then.
@@ -47,13 +47,13 @@ class Stage:
         raise NotImplementedError
 
 
-class CpuStage(Stage):
+class CpuStage(OverlapStage):
     """What is started beside has threads of its own; the calling thread computes, then waits."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
 
-    def run(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[SideTask]) -> list[float]:
         now_ns = self._now_ns
         started: list[tuple[int, list[Callable[[], int]]]] = []
         start_ns = now_ns()
@@ -86,7 +86,7 @@ class CpuStage(Stage):
         return wait
 
 
-class CudaStage(Stage):
+class CudaStage(OverlapStage):
     """Each task has a stream of its own; all wait for one event, which a short spin keeps back until all is queued.
 
     So neither the launching of many kernels nor that of the collective is part of any time.
@@ -98,7 +98,7 @@ class CudaStage(Stage):
         self._lanes: list[Any] = []
         self.hold_s = FIRST_HOLD_S
 
-    def run(self, tasks: Sequence[Task]) -> list[float]:
+    def run(self, tasks: Sequence[SideTask]) -> list[float]:
         cuda = self._cuda
         self._lanes += [cuda.Stream() for _ in tasks[len(self._lanes) :]]
         begin, ends = cuda.Event(enable_timing=True), [cuda.Event(enable_timing=True) for _ in tasks]
@@ -169,20 +169,20 @@ def parse_beside(text: str, *, where: str = "--beside") -> Beside:
     return Beside(_require_collective(name, where), parse_size(size, where=where), groups or WORLD)
 
 
-class Pair(NamedTuple):
+class OverlapPair(NamedTuple):
     """A collective and the kernel beside it."""
 
     collective: Beside
     compute: str
 
 
-def parse_pair(text: str, *, where: str = "--pair") -> Pair:
+def parse_pair(text: str, *, where: str = "--pair") -> OverlapPair:
     """`all_reduce:1M+gemm:m=512`: a collective as `--beside` takes it, and a kernel as `--compute` takes it."""
     collective, plus, compute = text.partition("+")
     if not plus:
         hint = "write NAME:SIZE[:GROUPS]+KERNEL, for example all_reduce:1M+gemm:m=512"
         raise UsageError(f"{text!r} lacks a kernel", hint=hint, where=where)
-    return Pair(parse_beside(collective, where=where), parse_compute(compute, where=where).text)
+    return OverlapPair(parse_beside(collective, where=where), parse_compute(compute, where=where).text)
 
 
 def make_overlap_cases(
@@ -229,20 +229,20 @@ def _require_collective(name: str, where: str) -> str:
 # Sides of a cycle
 
 
-class Side(NamedTuple):
+class OverlapActivity(NamedTuple):
     """Something that runs alone and beside the others, each time into a place of its own: neither result is ever taken
     for the other. The places change their roles from cycle to cycle, since one may lie better in memory."""
 
     name: str
-    tasks: Sequence[Task]
+    tasks: Sequence[SideTask]
     moved: OverlapSide | None = None
     """What a collective moves, on its largest group; None: it computes."""
     members: int = 1
 
-    def alone(self, cycle: int) -> Task:
+    def alone(self, cycle: int) -> SideTask:
         return self.tasks[cycle % len(self.tasks)]
 
-    def beside(self, cycle: int) -> Task:
+    def beside(self, cycle: int) -> SideTask:
         return self.alone(cycle + 1)
 
 
@@ -260,18 +260,18 @@ class OverlapTrial(Trial):
             self._compute = ComputeTask(parse_compute(self.options.compute), room.device.name)
             self._compute.repeat = self.options.repeat or 1
             # It computes in the calling thread, so it comes last: see `Stage.run`.
-            self._sides.append(Side(COMPUTE, [self._compute]))
-        self._stage: Stage = CudaStage(room.device) if room.device.has_events else CpuStage()
+            self._sides.append(OverlapActivity(COMPUTE, [self._compute]))
+        self._stage: OverlapStage = CudaStage(room.device) if room.device.has_events else CpuStage()
         self._cycles, self._rehearsed = 0, False
         names = [name for side in self._sides for name in (side.name, f"{side.name}_beside")]
         self.times_s = {name: [] for name in (*names, TOGETHER)}
         self.body = self._run_cycle
 
-    def _make_side(self, number: int, beside: Beside) -> Side:
+    def _make_side(self, number: int, beside: Beside) -> OverlapActivity:
         device, dtype, width = self.room.device, self.options.dtype, DTYPE_BYTES[self.options.dtype]
         name = COMM if not number else f"{COMM}{number + 1}"
         places = range(PLACES * number, PLACES * (number + 1))
-        tasks: Sequence[Task]
+        tasks: Sequence[SideTask]
         if beside.collective == DEVICE_COPY:
             tasks = copies = [
                 CopyTask(beside.size_bytes, dtype, device.name, threaded=not device.has_events, seed=self._seed + place)
@@ -284,18 +284,18 @@ class OverlapTrial(Trial):
             seed = self._seed + zlib.crc32(str(group.ranks).encode())
             tasks = [
                 CollectiveTask(
-                    operation, Shape(len(group.ranks), elements), group, device=device.name, dtype=dtype,
+                    operation, CollectiveShape(len(group.ranks), elements), group, device=device.name, dtype=dtype,
                     seed=(seed + place) & 0xFFFF, tag=place,
                 )
                 for place in places
             ]  # fmt: skip
             members = len(largest.ranks)
-            plan = operation.plan(Shape(members, elements))
+            plan = operation.plan(CollectiveShape(members, elements))
             size_bytes, bus_bytes = plan.size * width, plan.bus * width
         moved = OverlapSide(name=name, collective=beside.collective, size_bytes=size_bytes, bus_bytes=bus_bytes)
-        return Side(name, tasks, moved, members)
+        return OverlapActivity(name, tasks, moved, members)
 
-    def parts(self) -> list[Task]:
+    def parts(self) -> list[SideTask]:
         return [task for side in self._sides for task in side.tasks]
 
     def open(self) -> None:
@@ -350,7 +350,7 @@ class OverlapTrial(Trial):
         self.refresh()
         self.room.device.synchronize()
 
-    def _time_alone(self, task: Task) -> float:
+    def _time_alone(self, task: SideTask) -> float:
         """The least of a few: other work on a machine only adds time."""
         times = []
         for _ in range(REHEARSALS):

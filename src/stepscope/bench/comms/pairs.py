@@ -11,7 +11,7 @@ from functools import partial
 from stepscope.bench.comms.cases import make_benchmark, require_size
 from stepscope.bench.comms.data import DTYPE_BYTES
 from stepscope.bench.comms.exchange import Exchange, PlacesTrial, make_seed
-from stepscope.bench.comms.operations import Shape, find_operation
+from stepscope.bench.comms.operations import CollectiveShape, find_operation
 from stepscope.bench.comms.trial import BURST, Facts, Room, count_places
 from stepscope.records import Case, Score
 from stepscope.records.kinds import POINT_TO_POINT, PairObserved, PairSpec
@@ -61,7 +61,7 @@ class PairTrial(PlacesTrial):
         window, pattern = (1, "ping_pong") if ping_pong else (WINDOW, "one_to_one")
         elements = spec.size_bytes // DTYPE_BYTES[spec.dtype]
         pair = (spec.source, spec.target)
-        shape = Shape(room.world.size, elements, pattern=pattern, window=window, pairs=(pair,))
+        shape = CollectiveShape(room.world.size, elements, pattern=pattern, window=window, pairs=(pair,))
         operation = find_operation(POINT_TO_POINT)
         group = room.group(range(room.world.size))
         make = partial(

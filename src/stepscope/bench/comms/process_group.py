@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from stepscope.bench.comms.cases import make_benchmark
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.fake_group import FakeWorld
-from stepscope.bench.comms.group import Group, UnsupportedCallError
-from stepscope.bench.comms.operations import Shape, find_operation
+from stepscope.bench.comms.group import Group, UnsupportedCollectiveError
+from stepscope.bench.comms.operations import CollectiveShape, find_operation
 from stepscope.bench.comms.torch_group import TorchGroup
 from stepscope.bench.comms.trial import Facts, Room, Trial
 from stepscope.core.lazy_torch import torch
@@ -128,7 +128,7 @@ class TorchForming:
         self.barrier()
 
     def join(self, ranks: Sequence[int], *, fresh: bool = False) -> Group:
-        raise UnsupportedCallError("groups are formed by the case itself here")
+        raise UnsupportedCollectiveError("groups are formed by the case itself here")
 
     def describe_library(self) -> dict[str, str]:
         return describe_torch_library(self.backend)
@@ -196,7 +196,7 @@ class ProcessGroupTrial(Trial):
             self._time("destroy", world.destroy)
 
     def _communicate(self, group: Group) -> None:
-        shape = Shape(len(group.ranks), ELEMENTS)
+        shape = CollectiveShape(len(group.ranks), ELEMENTS)
         exchange = Exchange(find_operation("all_reduce"), shape, group, device=self.device.name, seed=self._seed)
         call = exchange.bind().run
         for phase in ("first_collective", "next_collective"):

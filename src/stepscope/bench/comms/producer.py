@@ -15,8 +15,8 @@ import msgspec
 from stepscope.bench.comms.bisection import next_round
 from stepscope.bench.comms.exchange import CollectiveTrial
 from stepscope.bench.comms.fake_group import FakeWorld
-from stepscope.bench.comms.group import UnsupportedCallError, World
-from stepscope.bench.comms.mpi_group import MpiWorld
+from stepscope.bench.comms.group import UnsupportedCollectiveError, World
+from stepscope.bench.comms.mpi_group import MpiGroups
 from stepscope.bench.comms.objects import ObjectTrial
 from stepscope.bench.comms.operations import find_operation
 from stepscope.bench.comms.overlap import OverlapTrial
@@ -75,7 +75,7 @@ MEMORY_SHARE = 0.8
 T = TypeVar("T")
 
 
-class RankFacts(msgspec.Struct, kw_only=True):
+class CommunicationRankFacts(msgspec.Struct, kw_only=True):
     """What one rank knows beside its samples."""
 
     facts: Facts | None = None
@@ -94,7 +94,7 @@ def open_world(session: Session) -> World:
     if request.backend == "fake":
         return (FakeForming if request.init_only else FakeWorld)(session.world_size)
     if request.backend == "mpi" and not request.init_only:
-        return MpiWorld(session.context)
+        return MpiGroups(session.context)
     return (TorchForming if request.init_only else TorchWorld)(session, request.backend)
 
 
@@ -175,7 +175,7 @@ class CommunicationProducer(Producer):
         room = self.room
         try:
             return body()
-        except UnsupportedCallError as error:
+        except UnsupportedCollectiveError as error:
             raise CaseSkipped(error.kind, error.message, error.hint, rank=room.world.rank) from error
         except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
             if is_peer_disconnect(str(error)):
@@ -225,7 +225,7 @@ class CommunicationProducer(Producer):
         facts = trial.facts() if self.room.world.rank == trial.judge or trial.active else None
         if facts is not None:
             facts = msgspec.structs.replace(facts, observed=facts.observed | ExchangeObserved(trace=place))
-        found = RankFacts(facts=facts, wrong=steps.wrong, checked=steps.checked)
+        found = CommunicationRankFacts(facts=facts, wrong=steps.wrong, checked=steps.checked)
         return measurement, ExtraMeasurements(extra_s=parts_s if trial.active else {}, facts=found)
 
     def _record(self, case: Case, trial: Trial) -> str | None:
@@ -256,7 +256,7 @@ class CommunicationProducer(Producer):
 
     def fold(self, case: Case, ranks: Sequence[RankOutcome], clock_error_s: float | None) -> Folded:
         """The first rank's facts, with what only others know, and what the checks of all ranks found."""
-        found: list[RankFacts] = [one.extra.facts for one in ranks]
+        found: list[CommunicationRankFacts] = [one.extra.facts for one in ranks]
         facts = _merge_facts([one.facts for one in found if one.facts is not None])
         wrong, checked = sum(one.wrong for one in found), max(one.checked for one in found)
         failure = None

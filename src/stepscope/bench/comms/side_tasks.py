@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from stepscope.bench.comms.data import DTYPE_BYTES, Recipe, count_wrong, make_values, spoil
 from stepscope.bench.comms.exchange import Exchange
 from stepscope.bench.comms.group import Waitable
-from stepscope.bench.comms.kernels import ComputeSpec, Work, make_kernel
-from stepscope.bench.comms.trial import Part
+from stepscope.bench.comms.kernels import KernelSpec, KernelWork, make_kernel
+from stepscope.bench.comms.trial import TrialPart
 from stepscope.core.lazy_torch import torch
 
 
-class Task(Part):
+class SideTask(TrialPart):
     def open(self) -> None:
         """Allocate; raises UnsupportedCallError."""
 
@@ -25,18 +25,18 @@ class Task(Part):
         raise NotImplementedError
 
 
-class ComputeTask(Task):
+class ComputeTask(SideTask):
     """A kernel, `repeat` times in a row, in the calling thread or the current stream. It is checked once."""
 
-    def __init__(self, spec: ComputeSpec, device: str) -> None:
+    def __init__(self, spec: KernelSpec, device: str) -> None:
         self.spec, self.repeat = spec, 1
         self._kernel, self._device = make_kernel(spec), device
         self._run: Callable[[], object] | None = None
         self._checked = False
 
     @property
-    def work(self) -> Work:
-        return Work(self._kernel.work.flops * self.repeat, self._kernel.work.moved_bytes * self.repeat)
+    def work(self) -> KernelWork:
+        return KernelWork(self._kernel.work.flops * self.repeat, self._kernel.work.moved_bytes * self.repeat)
 
     def needed_bytes(self) -> int:
         return self._kernel.needed_bytes()
@@ -61,7 +61,7 @@ class ComputeTask(Task):
         self._run, self._kernel = None, make_kernel(self.spec)
 
 
-class CollectiveTask(Exchange, Task):
+class CollectiveTask(Exchange, SideTask):
     """An operation between ranks, started without waiting. A rank that has no part in it has nothing to start."""
 
     _start: Callable[[], Sequence[Waitable]] = staticmethod(tuple)
@@ -89,7 +89,7 @@ class ThreadWork:
         return self._future
 
 
-class CopyTask(Task):
+class CopyTask(SideTask):
     """A copy within one device's memory: on a GPU in the current stream, on a CPU in a thread of its own."""
 
     def __init__(self, size_bytes: int, dtype: str, device: str, *, threaded: bool, seed: int = 0) -> None:

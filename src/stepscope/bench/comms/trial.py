@@ -115,7 +115,7 @@ def idle() -> None:
     """The body of a rank that only keeps step."""
 
 
-class Part:
+class TrialPart:
     """One of the things that a case moves or computes on this rank; what is said here is usual."""
 
     def needed_bytes(self) -> int:
@@ -159,7 +159,7 @@ class Trial:
         self.times_s: dict[str, list[float]] = {name: [] for name in parts}
         """Times of parts by name, one value for each call of `body` since `forget`."""
 
-    def parts(self) -> Iterable[Part]:
+    def parts(self) -> Iterable[TrialPart]:
         """What it is made of: memory is that of all, all are refreshed, and all are checked."""
         return ()
 
@@ -205,13 +205,13 @@ class Trial:
         self.body = idle
 
 
-def count_wrong_of(parts: Iterable[Part]) -> int | None:
+def count_wrong_of(parts: Iterable[TrialPart]) -> int | None:
     """Wrong elements of all; None where none could be checked."""
     counts = [count for part in parts if (count := part.count_wrong()) is not None]
     return sum(counts) if counts else None
 
 
-class Rotation:
+class CallRotation:
     """The calls of a trial whose samples use several places in memory in turn."""
 
     def __init__(self, places: Sequence[Sequence[Callable[[], object]]]) -> None:

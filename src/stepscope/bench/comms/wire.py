@@ -19,8 +19,8 @@ from stepscope.bench.comms.cases import read_options, require_wire_sense
 from stepscope.bench.comms.data import PERIOD, tile
 from stepscope.bench.comms.encodings import Coder, bound_error, find_encoding
 from stepscope.bench.comms.exchange import make_seed, note_rounding
-from stepscope.bench.comms.group import Call, UnsupportedCallError
-from stepscope.bench.comms.operations import Shape, find_operation
+from stepscope.bench.comms.group import Call, UnsupportedCollectiveError
+from stepscope.bench.comms.operations import CollectiveShape, find_operation
 from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, idle
 from stepscope.core.lazy_torch import torch
 from stepscope.measure import Device
@@ -98,7 +98,9 @@ class WireTrial(Trial):
         self.encoding = find_encoding(str(self.options.wire))
         require_wire_sense(self.operation.name, self.options, self.encoding.name)
         if room.world.backend == "fake":
-            raise UnsupportedCallError("quantised collectives cannot run on the fake backend", hint="--backend gloo")
+            raise UnsupportedCollectiveError(
+                "quantised collectives cannot run on the fake backend", hint="--backend gloo"
+            )
         chosen = room.choose_groups(self.options.groups, self.options.group)
         self._group, self._largest = chosen.mine, len(chosen.largest.ranks)
         self.judge = chosen.largest.ranks[self.options.root]
@@ -139,7 +141,7 @@ class WireTrial(Trial):
     def _bind(self, name: str, given: torch.Tensor, got: torch.Tensor) -> Callable[[], object]:
         operation, root = find_operation(name), self.options.root
         elements = self._members * self.encoding.wire_bytes(self._chunk)
-        traffic = operation.plan(Shape(self._members, elements, root))
+        traffic = operation.plan(CollectiveShape(self._members, elements, root))
         call = Call(operation=operation, traffic=traffic, input=given.view(-1), output=got.view(-1), root=root)
         return self._group.bind([call]).run
 

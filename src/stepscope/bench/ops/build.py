@@ -34,20 +34,20 @@ MAX_SETS_BYTES = 1 << 30
 """Beyond this, a flush is cheaper than more sets."""
 
 
-class Rotation(NamedTuple):
+class BufferRotation(NamedTuple):
     sets: int
     flush: bool
 
 
-WARM = Rotation(sets=1, flush=False)
+WARM = BufferRotation(sets=1, flush=False)
 
 
-def plan_rotation(touched_bytes: int, footprint_bytes: int, cache_bytes: int) -> Rotation:
+def plan_rotation(touched_bytes: int, footprint_bytes: int, cache_bytes: int) -> BufferRotation:
     """`touched_bytes` are those one call reads and writes, `footprint_bytes` those a set occupies."""
     wanted = -(-EVICTION_FACTOR * cache_bytes // max(touched_bytes, 1))
     affordable = max(1, MAX_SETS_BYTES // max(footprint_bytes, 1))
     sets = max(1, min(wanted, affordable, MAX_SETS))
-    return Rotation(sets=sets, flush=sets < wanted)
+    return BufferRotation(sets=sets, flush=sets < wanted)
 
 
 class CacheFlush:
@@ -96,7 +96,7 @@ class OperatorCase(NamedTuple):
         except NotImplementedError as error:
             raise CaseSkipped("unsupported", str(error)) from error
 
-    def rotation(self, cache_bytes: int) -> Rotation:
+    def rotation(self, cache_bytes: int) -> BufferRotation:
         """How its inputs rotate; by the pass that touches least of them."""
         if not self.cold:
             return WARM

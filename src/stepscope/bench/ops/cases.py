@@ -25,7 +25,7 @@ DEFAULT_DTYPE, DEFAULT_PASS, DEFAULT_CACHE = "float32", "forward", "warm"
 CUSTOM = "custom"
 
 
-class Asked(TypedDict, total=False):
+class ParsedRequest(TypedDict, total=False):
     """What holds for every entry that does not say otherwise. Left out or empty: as a set says, then float32 forward,
     warm."""
 
@@ -49,7 +49,7 @@ def parse_shape(text: str, operator: Operator) -> dict[str, Value]:
 
 
 def make_cases(
-    *, names: Sequence[str], shapes: Sequence[str], sets: Sequence[str] = (), **asked: Unpack[Asked]
+    *, names: Sequence[str], shapes: Sequence[str], sets: Sequence[str] = (), **asked: Unpack[ParsedRequest]
 ) -> list[Case]:
     """Every operator with every shape and set, dtype, pass and cache that was asked for, each case once.
 
@@ -84,12 +84,12 @@ def make_cases(
         ) from error
 
 
-def cases_of_requests(requests: Sequence[CaseRequest], **asked: Unpack[Asked]) -> list[Case]:
+def cases_of_requests(requests: Sequence[CaseRequest], **asked: Unpack[ParsedRequest]) -> list[Case]:
     """The cases of a file; what an entry says itself goes before what is asked for here."""
     return _gather(requests, asked)
 
 
-def call_cases(target: str, arguments: str, *, build: str = "", **asked: Unpack[Asked]) -> list[Case]:
+def call_cases(target: str, arguments: str, *, build: str = "", **asked: Unpack[ParsedRequest]) -> list[Case]:
     """One call of any operator of torch, named on the command line."""
     if asked.get("draws") is not None:
         raise _no_draws_for_calls("--draws")
@@ -97,7 +97,7 @@ def call_cases(target: str, arguments: str, *, build: str = "", **asked: Unpack[
     return _gather([request], asked)
 
 
-def _gather(requests: Sequence[CaseRequest], asked: Asked) -> list[Case]:
+def _gather(requests: Sequence[CaseRequest], asked: ParsedRequest) -> list[Case]:
     _require_known(asked.get("dtypes"), asked.get("directions"), asked.get("caches"), "--dtype", "--pass", "--cache")
     found: dict[tuple[object, ...], Case] = {}
     for request in requests:
@@ -112,7 +112,7 @@ def _gather(requests: Sequence[CaseRequest], asked: Asked) -> list[Case]:
     return list(found.values())
 
 
-def _make_cases_of(request: CaseRequest, asked: Asked) -> Iterator[tuple[tuple[object, ...], Case]]:
+def _make_cases_of(request: CaseRequest, asked: ParsedRequest) -> Iterator[tuple[tuple[object, ...], Case]]:
     places = (f"{request.where}.{key}" for key in ("dtypes", "passes", "caches"))
     _require_known(request.dtypes, request.passes, request.caches, *places)
     for operator in _find_operators(request):
@@ -145,7 +145,7 @@ def _usual(wanted: str, has: Sequence[str]) -> tuple[str, ...]:
 
 
 def _expand(
-    request: CaseRequest, operator: Operator, asked: Asked
+    request: CaseRequest, operator: Operator, asked: ParsedRequest
 ) -> tuple[list[dict[str, Value]], str, tuple[str, ...], tuple[str, ...]]:
     """Shapes, the name they run under, and the dtypes and passes that a set is meant for."""
     if request.set is not None:

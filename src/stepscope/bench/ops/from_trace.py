@@ -42,7 +42,7 @@ from stepscope.traces.recording.evidence import is_recording, read_recording
 if TYPE_CHECKING:
     from stepscope.formats.graph import Graph, Node
     from stepscope.formats.timeline import Timeline
-    from stepscope.traces.link import Link
+    from stepscope.traces.link import GraphLink
 
 CONFIG = "trace"
 """Under which the cases run."""
@@ -126,7 +126,7 @@ def read_traced_calls(files: TraceFiles, *, device: str) -> TracedCalls:
     return msgspec.structs.replace(found, sources=sources, unprofiled_step_s=files.unprofiled_step_s)
 
 
-def calls_of_timeline(timeline: Timeline, joined: Link | None = None, *, device: str) -> TracedCalls:
+def calls_of_timeline(timeline: Timeline, joined: GraphLink | None = None, *, device: str) -> TracedCalls:
     """The calls that launched the work of a timeline; on a timeline without a device, those that did it."""
     from stepscope.traces.calls.units import find_units, is_recorded
 
@@ -218,7 +218,7 @@ def blur_numbers(text: str) -> str:
 
 
 class _TimelineReader:
-    def __init__(self, timeline: Timeline, joined: Link | None, device: str) -> None:
+    def __init__(self, timeline: Timeline, joined: GraphLink | None, device: str) -> None:
         self._timeline = timeline
         self._joined = joined
         self._device = device

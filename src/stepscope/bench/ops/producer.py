@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.bench.ops.build import Built, CacheFlush, OperatorCase, Rotation, build, math_mode, read_case
+from stepscope.bench.ops.build import BufferRotation, Built, CacheFlush, OperatorCase, build, math_mode, read_case
 from stepscope.bench.ops.cases import PEAK_SETTINGS
 from stepscope.bench.ops.inputs import Arenas
 from stepscope.bench.ops.kernels import CaptureError, ProfiledCase, profile_in_child, profile_kernels, time_replays
@@ -50,7 +50,7 @@ class Ready(NamedTuple):
     """A case built, before anything is timed."""
 
     asked: OperatorCase
-    rotation: Rotation
+    rotation: BufferRotation
     built: Built
     before_sample: CacheFlush | None
 
@@ -134,13 +134,13 @@ class OperatorProducer(Producer):
         flushes = rotation.flush or (asked.cold and self.device.has_events)
         return Ready(asked, rotation, built, self._open_flush() if flushes else None)
 
-    def _choose_settings(self, asked: OperatorCase, rotation: Rotation) -> MeasureSettings:
+    def _choose_settings(self, asked: OperatorCase, rotation: BufferRotation) -> MeasureSettings:
         """Behind a flush a sample is one lap: a second one would find its inputs in the cache."""
         kind = device_kind(self.device.name)
         settings = PEAK_SETTINGS[kind] if asked.measures_peak else self._request.settings
         return msgspec.structs.replace(settings, iterations=rotation.sets) if rotation.flush else settings
 
-    def _require_memory(self, asked: OperatorCase, rotation: Rotation) -> None:
+    def _require_memory(self, asked: OperatorCase, rotation: BufferRotation) -> None:
         needed, name = asked.memory_bytes(rotation.sets, check=self._request.check), self.device.name
         if needed > MEMORY_SHARE * free_memory_bytes(name):
             self._arenas.release()
@@ -153,7 +153,7 @@ class OperatorProducer(Producer):
                 "use a smaller shape" + (", or --no-check" if self._request.check else ""),
             )
 
-    def _build(self, asked: OperatorCase, rotation: Rotation) -> Built:
+    def _build(self, asked: OperatorCase, rotation: BufferRotation) -> Built:
         """With a first call on every set, so that what torch lacks shows now."""
         try:
             built = build(

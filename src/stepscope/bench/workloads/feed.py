@@ -112,7 +112,7 @@ def _collate(
     return arranged
 
 
-class Layout(NamedTuple):
+class InputLayout(NamedTuple):
     """What an input must be like."""
 
     dtype: torch.dtype
@@ -132,7 +132,7 @@ class Layout(NamedTuple):
         )
 
 
-def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]:
+def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, InputLayout]:
     """Layout of the synthetic batches. Axes that vary, and always together, have one name; those that grow with the
     examples do not vary."""
     whole = task.make_batch(batch_size, seed=0, mode=mode)
@@ -148,12 +148,12 @@ def find_layout(task: Task, *, batch_size: int, mode: Mode) -> dict[str, Layout]
         return names.setdefault(sizes, f"n{len(names) + 1}" if names else "n")
 
     return {
-        name: Layout(one.dtype, tuple(describe(name, axis, size) for axis, size in enumerate(one.shape)))
+        name: InputLayout(one.dtype, tuple(describe(name, axis, size) for axis, size in enumerate(one.shape)))
         for name, one in whole.items()
     }
 
 
-def _find_difference(batch: Any, wanted: Mapping[str, Layout]) -> str | None:
+def _find_difference(batch: Any, wanted: Mapping[str, InputLayout]) -> str | None:
     """What keeps a batch from standing in for a synthetic one."""
     if not isinstance(batch, dict) or set(batch) != set(wanted):
         return f"must hold the inputs {', '.join(sorted(wanted))}"

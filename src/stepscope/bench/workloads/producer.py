@@ -157,7 +157,7 @@ class WorkloadProducer(Producer):
         return folded
 
 
-class RankFacts(msgspec.Struct, kw_only=True):
+class WorkloadRankFacts(msgspec.Struct, kw_only=True):
     """What one rank knows beside its samples."""
 
     peak_memory_bytes: int | None = None
@@ -171,7 +171,7 @@ class RankFacts(msgspec.Struct, kw_only=True):
     """Where this rank's steps were recorded."""
 
 
-def _fold_facts(found: list[RankFacts], parsed: ParsedCase) -> WorkloadObserved:
+def _fold_facts(found: list[WorkloadRankFacts], parsed: ParsedCase) -> WorkloadObserved:
     traced = [rank for rank, one in enumerate(found) if one.trace is not None]
     held = [one.peak_memory_bytes for one in found if one.peak_memory_bytes is not None]
     joules = [one.energy_j for one in found if one.energy_j is not None]
@@ -355,7 +355,7 @@ class ModelCase:
         """The model is given up before operations are counted and its results are checked: both may not fit."""
         parsed, ranks, request = self._parsed, self._ranks, self._request
         ranks.together(lambda: require_sound(self._step))
-        found = RankFacts(peak_memory_bytes=self._memory.read_bytes())
+        found = WorkloadRankFacts(peak_memory_bytes=self._memory.read_bytes())
         extra = ExtraMeasurements(notices=self._doubt_percentile(measurement.sampled_iterations), facts=found)
         facts = self._describe_generation(measurement.sampled_iterations, extra)
         if parsed.spec.is_try:

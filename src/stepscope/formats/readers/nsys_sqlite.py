@@ -59,7 +59,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-class Tables:
+class ExportTables:
     """The real tables of an export. Those that cannot be read to their end give the rows before."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -225,7 +225,7 @@ def read(path: Path, *, system_calls: bool = False) -> list[Timeline]:
         raise BadInputError("is not an SQLite file", hint=hint, where=f"{path}: byte 0")
     try:
         with closing(connect(path)) as connection:
-            return _Reader(Tables(connection), path, system_calls).timelines()
+            return _Reader(ExportTables(connection), path, system_calls).timelines()
     except DAMAGE as error:
         raise BadInputError(
             f"the database cannot be read: {first_line(error)}",
@@ -235,7 +235,7 @@ def read(path: Path, *, system_calls: bool = False) -> list[Timeline]:
 
 
 class _Reader:
-    def __init__(self, tables: Tables, path: Path, system_calls: bool) -> None:
+    def __init__(self, tables: ExportTables, path: Path, system_calls: bool) -> None:
         self.tables = tables
         self.path = path
         self.system_calls = system_calls

@@ -54,7 +54,7 @@ _LARGEST_GROUP = 1 << 12
 """Numbers beyond these are damage; their product stays within 64 bits."""
 
 
-class Operation(NamedTuple):
+class DataMovement(NamedTuple):
     """An operation that moves data."""
 
     name: str
@@ -63,7 +63,7 @@ class Operation(NamedTuple):
     """start or done of an asynchronous operation; empty for one that is whole."""
 
 
-def parse_operation(name: str, category: str = "") -> Operation | None:
+def parse_operation(name: str, category: str = "") -> DataMovement | None:
     """What an operation moves, by its name or its HLO category; None for computation."""
     for text in (name, category.removesuffix(" fusion")):
         found = _OPERATION.match(text)
@@ -71,7 +71,7 @@ def parse_operation(name: str, category: str = "") -> Operation | None:
             # XLA's own name for an all-reduce of which each keeps a part.
             operation = "reduce-scatter" if found[1] == "all-reduce-scatter" else found[1]
             # A send and a receive are always in two parts, the first without a name of its own.
-            return Operation(operation, found[2] or ("start" if operation in ("send", "recv") else ""))
+            return DataMovement(operation, found[2] or ("start" if operation in ("send", "recv") else ""))
     return None
 
 
@@ -121,7 +121,7 @@ def parse_groups(long_name: str) -> tuple[int | None, list[int] | None]:
     return None, None
 
 
-def collective_columns(operation: Operation, long_name: str) -> dict[str, object]:
+def collective_columns(operation: DataMovement, long_name: str) -> dict[str, object]:
     """Columns of the collective block, as far as the text tells."""
     size, ranks = parse_groups(long_name)
     columns: dict[str, object] = {"collective": operation.name, "group_size": size}
@@ -303,7 +303,7 @@ class _DeviceBuilder:
         self.joined = 0
         self.steps: list[Span] = []
         self.step_marker = "none"
-        self._open: dict[str, list[tuple[_Row, Operation]]] = defaultdict(list)
+        self._open: dict[str, list[tuple[_Row, DataMovement]]] = defaultdict(list)
 
     # --- rows of the device ----------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class _DeviceBuilder:
         else:
             self._add_moving(row, operation, row.start_ns, row.end_ns, row.name)
 
-    def _join(self, done: _Row, operation: Operation) -> None:
+    def _join(self, done: _Row, operation: DataMovement) -> None:
         """The start a done belongs to: the one it names, else the one with its number, else the oldest of its kind."""
         named = started_by(_text(done.args, "long_name"))
         told = done.name.lstrip("%")
@@ -370,12 +370,12 @@ class _DeviceBuilder:
             self.builder.count_repair("asynchronous operations without a start were read as they stand")
             self._add_moving(done, operation, done.start_ns, done.end_ns, done.name)
 
-    def _finish_pair(self, started: tuple[_Row, Operation], done: _Row) -> None:
+    def _finish_pair(self, started: tuple[_Row, DataMovement], done: _Row) -> None:
         row, operation = started
         self.joined += 1
         self._add_moving(row, operation, row.start_ns, done.end_ns, row.name.replace("-start", "", 1))
 
-    def _add_moving(self, row: _Row, operation: Operation, start_ns: int, end_ns: int, name: str) -> None:
+    def _add_moving(self, row: _Row, operation: DataMovement, start_ns: int, end_ns: int, name: str) -> None:
         long_name = (
             _text(row.args, "long_name") or f"{row.name} = {_text(row.args, 'shape_with_layout')} {operation.name}("
         )

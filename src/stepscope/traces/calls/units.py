@@ -27,7 +27,7 @@ _OPERATOR = re.compile(r"(?!autograd::|torch::|c10d::|nccl:|gloo:|profiler::)\w+
 _HOST_COPY = re.compile(r"\b(?:HtoD|DtoH|HtoH)\b|Host", re.IGNORECASE)
 
 
-class Units(NamedTuple):
+class CallUnits(NamedTuple):
     """Rows of one timeline; arrays are of one length."""
 
     rows: Integers
@@ -45,7 +45,7 @@ class Units(NamedTuple):
     on_device: bool
 
 
-def find_units(timeline: Timeline) -> Units:
+def find_units(timeline: Timeline) -> CallUnits:
     """The units of all steps."""
     core = timeline.core
     inside = core["step"] >= 0
@@ -78,7 +78,7 @@ def _outermost(chosen: Integers, above: Integers, rows: Integers) -> Integers:
     return top
 
 
-def _device_units(timeline: Timeline, devices: Integers, operators: Integers, above: Integers) -> Units:
+def _device_units(timeline: Timeline, devices: Integers, operators: Integers, above: Integers) -> CallUnits:
     core = timeline.core
     spent = (core["end_ns"][devices] - core["start_ns"][devices]).astype(np.int64)
     parent = core["parent"].astype(np.int64)
@@ -96,7 +96,7 @@ def _device_units(timeline: Timeline, devices: Integers, operators: Integers, ab
     rows, of_device = np.unique(unit, return_inverse=True)
     time_ns = np.bincount(of_device, spent, len(rows)).astype(np.int64)
     group = group_calls(timeline, rows)
-    return Units(
+    return CallUnits(
         rows=rows,
         time_ns=time_ns,
         group=group,
@@ -124,7 +124,7 @@ def _kernels(timeline: Timeline, devices: Integers, spent: Integers, group: Inte
     return found
 
 
-def _host_units(timeline: Timeline, rows: Integers, above: Integers) -> Units:
+def _host_units(timeline: Timeline, rows: Integers, above: Integers) -> CallUnits:
     """The outermost calls that do not merely hand on to others: a linear layer is the product inside it."""
     core = timeline.core
     duration = np.zeros(len(timeline), np.int64)
@@ -143,7 +143,7 @@ def _host_units(timeline: Timeline, rows: Integers, above: Integers) -> Units:
         BETWEEN: int(duration[rows[~has_caller]].sum() - duration[unit].sum()),
     }
     unit = unit[~idle]
-    return Units(
+    return CallUnits(
         rows=unit,
         time_ns=duration[unit],
         group=group_calls(timeline, unit),

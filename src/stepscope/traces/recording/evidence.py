@@ -104,7 +104,7 @@ LEAN = ProfilerSettings(shapes=False, et=False)
 """What a timeline needs and nothing more."""
 
 
-class Stage(NamedTuple):
+class RecordingStage(NamedTuple):
     kind: StageKind
     steps: int
     when: When
@@ -112,22 +112,22 @@ class Stage(NamedTuple):
     """Settings of `prepared` and `profiled` stages."""
 
 
-def make_stages(settings: RecordSettings) -> list[Stage]:
+def make_stages(settings: RecordSettings) -> list[RecordingStage]:
     """Stages without steps are left out."""
 
-    def profiled(when: When, profiler: ProfilerSettings) -> list[Stage]:
+    def profiled(when: When, profiler: ProfilerSettings) -> list[RecordingStage]:
         return [
-            Stage("prepared", settings.profiler_warmup, when, profiler),
-            Stage("profiled", settings.steps, when, profiler),
+            RecordingStage("prepared", settings.profiler_warmup, when, profiler),
+            RecordingStage("profiled", settings.steps, when, profiler),
         ]
 
     chosen = settings.profiler
     stages = [
-        Stage("alone", settings.warmup, "before"),
-        Stage("timed", settings.unprofiled, "before"),
+        RecordingStage("alone", settings.warmup, "before"),
+        RecordingStage("timed", settings.unprofiled, "before"),
         *profiled("recorded", chosen),
-        Stage("alone", settings.settle, "after"),
-        Stage("timed", settings.unprofiled, "after"),
+        RecordingStage("alone", settings.settle, "after"),
+        RecordingStage("timed", settings.unprofiled, "after"),
     ]
     if settings.lean:
         stages += profiled("lean", LEAN)

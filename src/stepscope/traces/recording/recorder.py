@@ -21,8 +21,8 @@ from stepscope.traces.recording.evidence import (
     LEAN_FOLDER,
     ProfilerSettings,
     RankRecording,
+    RecordingStage,
     RecordSettings,
-    Stage,
     StageTimes,
     Status,
     describe_file,
@@ -42,13 +42,13 @@ _VARIABLES = (
 """Variables of torchrun and env://, Open MPI, MVAPICH, MPICH and Intel MPI, srun."""
 
 
-class Place(NamedTuple):
+class RankIdentity(NamedTuple):
     rank: int
     world_size: int
     local_rank: int
 
 
-def find_place() -> Place:
+def find_place() -> RankIdentity:
     """torch.distributed knows best where it is initialised; else what the launcher has left in the environment."""
     from_environment = read_place(os.environ)
     try:
@@ -58,18 +58,18 @@ def find_place() -> Place:
     if dist.is_available() and dist.is_initialized():
         rank = dist.get_rank()
         same = rank == from_environment.rank
-        return Place(rank, dist.get_world_size(), from_environment.local_rank if same else rank)
+        return RankIdentity(rank, dist.get_world_size(), from_environment.local_rank if same else rank)
     return from_environment
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
+def read_place(environ: Mapping[str, str]) -> RankIdentity:
     """Rank 0 of 1 where nobody says otherwise. Variables that are no numbers are somebody else's."""
     for names in _VARIABLES:
         values = [environ.get(name, "") for name in names]
         if values[0].isdecimal() and values[1].isdecimal() and int(values[0]) < int(values[1]):
             rank = int(values[0])
-            return Place(rank, int(values[1]), int(values[2]) if values[2].isdecimal() else rank)
-    return Place(0, 1, 0)
+            return RankIdentity(rank, int(values[1]), int(values[2]) if values[2].isdecimal() else rank)
+    return RankIdentity(0, 1, 0)
 
 
 class RecordingFailedError(StepscopeError):
@@ -136,12 +136,12 @@ class Recorder:
         self._synchronize = synchronize
         self._clock = clock
         self._waiting = make_stages(settings)
-        self._stage: Stage | None = None
+        self._stage: RecordingStage | None = None
         self._left = 0
         self._start_s = self._last_s = 0.0
         self._intervals: list[float] = []
         self._profiler: Profiler | None = None
-        self._place: Place | None = None
+        self._place: RankIdentity | None = None
         self._marks = 0
         self._has_begun = False
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -192,7 +192,7 @@ class Recorder:
         except _REFUSALS as error:
             self._give_up(error)
 
-    def _advance(self, stage: Stage, now: float) -> None:
+    def _advance(self, stage: RecordingStage, now: float) -> None:
         self._intervals.append(now - self._last_s)
         self._last_s = now
         self._left -= 1
@@ -220,14 +220,14 @@ class Recorder:
             self._profiler.begin_step(self.steps_seen)
         self._start_s = self._last_s = self._clock()
 
-    def _open(self, stage: Stage, settings: ProfilerSettings) -> Profiler:
+    def _open(self, stage: RecordingStage, settings: ProfilerSettings) -> Profiler:
         if stage.when == "recorded":
             rank = self._claim().rank
             return self._open_profiler(settings, self.out / ET_FOLDER / f"rank{rank}.json")
         self._scratch = tempfile.TemporaryDirectory(prefix="stepscope-")
         return self._open_profiler(settings, Path(self._scratch.name) / "et.json")
 
-    def _claim(self) -> Place:
+    def _claim(self) -> RankIdentity:
         """Make this rank's name its own: two processes that both take themselves for rank 0 would mix their files."""
         place = find_place()
         for folder in FOLDERS:
@@ -247,7 +247,7 @@ class Recorder:
         self._place = place
         return place
 
-    def _leave(self, stage: Stage) -> None:
+    def _leave(self, stage: RecordingStage) -> None:
         """A stage is complete."""
         if stage.kind in ("timed", "profiled"):
             self._synchronize()
@@ -257,13 +257,13 @@ class Recorder:
         if self._status != "nothing" and stage.kind in ("timed", "profiled"):
             self._write()
 
-    def _keep_times(self, stage: Stage, end_s: float) -> None:
+    def _keep_times(self, stage: RecordingStage, end_s: float) -> None:
         total_s = end_s - self._start_s
         self.times.append(
             StageTimes(when=stage.when, profiler=stage.profiler, total_s=total_s, intervals_s=list(self._intervals))
         )
 
-    def _stop(self, stage: Stage, status: Status) -> None:
+    def _stop(self, stage: RecordingStage, status: Status) -> None:
         profiler, self._profiler = self._profiler, None
         assert profiler is not None
         profiler.stop()
@@ -338,7 +338,7 @@ class Recorder:
                 f"the program ended after {self.steps_seen} steps; {needed} are needed for {', '.join(sorted(missing))}"
             )
 
-    def _close_early(self, stage: Stage) -> None:
+    def _close_early(self, stage: RecordingStage) -> None:
         if stage.kind != "profiled" or stage.when != "recorded":
             profiler, self._profiler = self._profiler, None
             assert profiler is not None
@@ -374,7 +374,7 @@ class Recorder:
             system=self._find_system(place),
         )
 
-    def _find_system(self, place: Place) -> System | None:
+    def _find_system(self, place: RankIdentity) -> System | None:
         if self._system is None and place.local_rank == 0:
             from stepscope.system import collect_system
 
@@ -388,7 +388,7 @@ class Recorder:
         write_rank(self.out, self.describe())
 
 
-def _without_first_step(stages: list[Stage]) -> list[Stage]:
+def _without_first_step(stages: list[RecordingStage]) -> list[RecordingStage]:
     """A step whose beginning nobody saw can only be one of those that are left alone."""
     first, *others = stages
     if first.kind != "alone" or first.when != "before":

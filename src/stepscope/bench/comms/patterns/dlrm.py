@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from stepscope.bench.comms.kernels import Lookups
+from stepscope.bench.comms.kernels import LookupKernel
 from stepscope.bench.comms.patterns.data_parallel import fill_buckets
 from stepscope.bench.comms.patterns.sequence import (
     Pattern,
@@ -92,8 +92,8 @@ def top_input(options: DlrmOptions, tables: int) -> int:
     }[options.interaction]
 
 
-def plan_lookups(options: DlrmOptions, tables: Sequence[int]) -> Lookups:
-    return Lookups(
+def plan_lookups(options: DlrmOptions, tables: Sequence[int]) -> LookupKernel:
+    return LookupKernel(
         tables=tuple(tables), rows=options.rows, width=options.embedding, batch=options.batch, pooling=options.lookups,
         random_lengths=options.random_lookups, seed=options.seed,
         zipf=options.exponent if options.distribution == "zipf" else None,

@@ -112,7 +112,7 @@ class PipelineOptions(PatternOptions, frozen=True, kw_only=True, forbid_unknown_
     dtype: Annotated[str, Meta(description="Data type of activations and their gradients.")] = "bfloat16"
 
 
-class Work(NamedTuple):
+class MicroBatchPass(NamedTuple):
     """One micro-batch through one stage."""
 
     way: str
@@ -124,18 +124,18 @@ class Work(NamedTuple):
         return f"{self.way}.{self.stage}.{self.micro_batch}"
 
 
-def plan_stage(stage: int, stages: int, micro_batches: int) -> list[Work]:
+def plan_stage(stage: int, stages: int, micro_batches: int) -> list[MicroBatchPass]:
     """Forward until the last stage could have begun to answer, then one forward and one backward in turn."""
     warm_up = min(stages - 1 - stage, micro_batches)
-    forwards = [Work("forward", stage, number) for number in range(micro_batches)]
-    backwards = [Work("backward", stage, number) for number in range(micro_batches)]
+    forwards = [MicroBatchPass("forward", stage, number) for number in range(micro_batches)]
+    backwards = [MicroBatchPass("backward", stage, number) for number in range(micro_batches)]
     steady = [work for pair in zip(forwards[warm_up:], backwards, strict=False) for work in pair]
     return forwards[:warm_up] + steady + backwards[micro_batches - warm_up :]
 
 
-def order_work(plans: Sequence[Sequence[Work]]) -> list[Work]:
+def order_work(plans: Sequence[Sequence[MicroBatchPass]]) -> list[MicroBatchPass]:
     """The work of all stages, by the moment at which each piece would be done."""
-    done: dict[Work, int] = {}
+    done: dict[MicroBatchPass, int] = {}
     free, position = [0] * len(plans), [0] * len(plans)
     while len(done) < sum(map(len, plans)):
         for stage, plan in enumerate(plans):
@@ -150,7 +150,7 @@ def order_work(plans: Sequence[Sequence[Work]]) -> list[Work]:
     return sorted(done, key=lambda work: (done[work], work.stage))
 
 
-def find_source(work: Work, stages: int) -> Work | None:
+def find_source(work: MicroBatchPass, stages: int) -> MicroBatchPass | None:
     """Whose result this work needs from another stage; None at both ends of the pipeline."""
     other = work.stage - 1 if work.way == "forward" else work.stage + 1
     return work._replace(stage=other) if 0 <= other < stages else None
@@ -162,7 +162,7 @@ def build_pp(options: PipelineOptions, world_size: int) -> list[Step]:
     require_ranks("pp", world_size, 2, "each is a stage")
     plans = [plan_stage(stage, world_size, options.micro_batches) for stage in range(world_size)]
     elements = options.batch * options.sequence * options.hidden
-    before: dict[Work, list[Work]] = {
+    before: dict[MicroBatchPass, list[MicroBatchPass]] = {
         work: list(plan[max(0, place - 2) : place]) for plan in plans for place, work in enumerate(plan)
     }
     steps: list[Step] = []
@@ -184,7 +184,7 @@ def build_pp(options: PipelineOptions, world_size: int) -> list[Step]:
     return steps
 
 
-def _name_message(work: Work) -> str:
+def _name_message(work: MicroBatchPass) -> str:
     part = "activation" if work.way == "forward" else "gradient"
     return f"{part}.{work.stage}.{work.micro_batch}"
 

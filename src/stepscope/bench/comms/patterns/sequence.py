@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from stepscope.bench.comms.data import DTYPE_BYTES
-from stepscope.bench.comms.kernels import Lookups
+from stepscope.bench.comms.kernels import LookupKernel
 from stepscope.bench.comms.layouts import Layout
-from stepscope.bench.comms.operations import Operation, Shape, Traffic, exchange_pieces, find_operation
+from stepscope.bench.comms.operations import CollectiveShape, Operation, Traffic, exchange_pieces, find_operation
 from stepscope.core.errors import UsageError, unknown_name
 from stepscope.records import Parameter
 
@@ -80,14 +80,14 @@ class Step(NamedTuple):
     """Names of the steps that must be done before, on the ranks that are in both."""
     operation: str | None = None
     """None: the rank computes."""
-    shape: Shape | None = None
+    shape: CollectiveShape | None = None
     """The shape in one group."""
     pieces: Pieces | None = None
     """What an all_to_allv sends, in place of a shape."""
     dtype: str = "float32"
     flops: float = 0.0
     """Operations of a computing step; 0: only a point that others wait for."""
-    lookups: Lookups | None = None
+    lookups: LookupKernel | None = None
     """Embedding tables in which a computing step looks rows up."""
 
     @property
@@ -111,8 +111,8 @@ class Step(NamedTuple):
         operation, pieces = find_operation(self.operation), self.pieces
         return operation if pieces is None else operation._replace(plan=lambda shape: exchange_pieces(pieces))
 
-    def make_shape(self) -> Shape:
-        return self.shape or Shape(len(self.groups[0]), max(sum(row) for row in self.pieces or ((0,),)))
+    def make_shape(self) -> CollectiveShape:
+        return self.shape or CollectiveShape(len(self.groups[0]), max(sum(row) for row in self.pieces or ((0,),)))
 
     def plan(self) -> Traffic:
         return self.make_operation().plan(self.make_shape())
@@ -128,7 +128,12 @@ class Step(NamedTuple):
 
 
 def compute(
-    name: str, ranks: Iterable[int], *, after: Iterable[str] = (), flops: float = 0.0, lookups: Lookups | None = None
+    name: str,
+    ranks: Iterable[int],
+    *,
+    after: Iterable[str] = (),
+    flops: float = 0.0,
+    lookups: LookupKernel | None = None,
 ) -> Step:
     """Every rank for itself."""
     return Step(name, tuple((rank,) for rank in ranks), tuple(after), flops=flops, lookups=lookups)
@@ -145,7 +150,7 @@ def collective(
     root: int = 0,
 ) -> Step:
     """`elements` of the table's size. Groups must be equally large. `root` is a member of the group, by its place."""
-    return Step(name, groups, tuple(after), operation, Shape(len(groups[0]), elements, root), None, dtype)
+    return Step(name, groups, tuple(after), operation, CollectiveShape(len(groups[0]), elements, root), None, dtype)
 
 
 def exchange(
@@ -159,7 +164,7 @@ def message(
     name: str, sender: int, receiver: int, elements: int, *, after: Iterable[str] = (), dtype: str = "float32"
 ) -> Step:
     """The pair (sender, receiver) is another group than (receiver, sender), so that ways do not wait for each other."""
-    shape = Shape(2, elements, pattern="one_to_one")
+    shape = CollectiveShape(2, elements, pattern="one_to_one")
     return Step(name, ((sender, receiver),), tuple(after), "send_recv", shape, None, dtype)
 
 

@@ -14,7 +14,7 @@ from stepscope.bench.comms.group import Bound, Waitable
 from stepscope.bench.comms.kernels import EmbeddingTables, make_matmuls, matmul_bytes
 from stepscope.bench.comms.patterns.registry import read_case
 from stepscope.bench.comms.patterns.sequence import Step, busiest_rank_bytes, make_program
-from stepscope.bench.comms.trial import Facts, Part, Room, Stopwatch, Trial
+from stepscope.bench.comms.trial import Facts, Room, Stopwatch, Trial, TrialPart
 from stepscope.records import Case, Notice, Score
 from stepscope.records.kinds import PatternLookup, PatternObserved, PatternStep
 
@@ -86,7 +86,7 @@ class PatternTrial(Trial):
         kept = super().needed_bytes() - sum(making)
         return kept + max(making, default=0) + matmul_bytes(self._find_flops(), self.room.device.name)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TrialPart]:
         return [*self._exchanges.values(), *self._tables.values()]
 
     def _making_bytes(self, step: Step) -> int:
@@ -155,7 +155,7 @@ class PatternTrial(Trial):
         self._taken.clear()
 
     def count_wrong(self) -> int | None:
-        parts: dict[str, Part] = {**self._exchanges, **self._tables}
+        parts: dict[str, TrialPart] = {**self._exchanges, **self._tables}
         counts = {name: part.count_wrong() for name, part in parts.items()}
         self._wrong += Counter({name: count for name, count in counts.items() if count})
         known = [count for count in counts.values() if count is not None]

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from stepscope.bench.workloads.models.decoders.network import (
-    Attention,
-    Block,
+    DecoderAttention,
+    DecoderBlock,
     FastDecoder,
     FeedForward,
-    Shape,
+    HeadShape,
     linear,
     padded_rows,
 )
@@ -68,16 +68,16 @@ class OptimizedGpt2(OptimizedDecoder):
             loss_dtype=loss_dtype,
         )
 
-    def translate_block(self, block: Any) -> Block:
+    def translate_block(self, block: Any) -> DecoderBlock:
         attention, feed, sizes = block.attn, block.mlp, self.sizes
         width = sizes["hidden"] // sizes["heads"]
-        shape = Shape(heads=sizes["heads"], key_value_heads=sizes["heads"], width=width, scale=width**-0.5)
+        shape = HeadShape(heads=sizes["heads"], key_value_heads=sizes["heads"], width=width, scale=width**-0.5)
         up, down, projection, out = (
             linear(one.weight.t().contiguous(), one.bias)
             for one in (feed.c_fc, feed.c_proj, attention.c_attn, attention.c_proj)
         )
-        mixing = Attention(shape, projection, out, sizes["attention_dropout"])
-        return Block(block.ln_1, mixing, block.ln_2, FeedForward(up, down), sizes["residual_dropout"])
+        mixing = DecoderAttention(shape, projection, out, sizes["attention_dropout"])
+        return DecoderBlock(block.ln_1, mixing, block.ln_2, FeedForward(up, down), sizes["residual_dropout"])
 
     def split(self, gradient: torch.Tensor, count: int) -> list[torch.Tensor]:
         """Transformers keeps matrices transposed."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from stepscope.bench.workloads.models.convnets.layers import Stem
-from stepscope.bench.workloads.models.convnets.ootb import Classifier, ConvNorm, PictureTask
+from stepscope.bench.workloads.models.convnets.ootb import ClassifierHead, ConvNorm, PictureTask
 from stepscope.bench.workloads.models.convnets.optimized import FastPictures
 from stepscope.bench.workloads.protocol import Batch
 
@@ -57,7 +57,7 @@ class Auxiliary(nn.Module):
         self.window = window
         self.project = unit(wide, widths[0])
         self.gather = unit(widths[0], widths[1], window, same=False)
-        self.head = Classifier(widths[1], classes)
+        self.head = ClassifierHead(widths[1], classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.avg_pool2d(x, self.window, stride=AUXILIARY_STRIDE)
@@ -159,7 +159,7 @@ class Inception(nn.Module):
             late.append(make_spread(wide, share))
             wide = (320 + 4 * 384 + 192) // share
         self.late = nn.Sequential(*late)
-        self.head = Classifier(wide, classes, dropout=sizes["dropout"])
+        self.head = ClassifierHead(wide, classes, dropout=sizes["dropout"])
         _start(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:

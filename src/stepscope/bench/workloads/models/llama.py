@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from stepscope.bench.workloads.models.decoders.network import (
-    Attention,
-    Block,
+    DecoderAttention,
+    DecoderBlock,
     FastDecoder,
     GatedFeedForward,
+    HeadShape,
     Rotary,
-    Shape,
     linear,
     padded_rows,
 )
@@ -92,9 +92,9 @@ class OptimizedLlama(OptimizedDecoder):
             loss_dtype=loss_dtype,
         )
 
-    def translate_block(self, layer: Any) -> Block:
+    def translate_block(self, layer: Any) -> DecoderBlock:
         attention, feed, sizes = layer.self_attn, layer.mlp, self.sizes
-        shape = Shape(
+        shape = HeadShape(
             heads=sizes["heads"],
             key_value_heads=sizes["key_value_heads"],
             width=attention.head_dim,
@@ -102,9 +102,9 @@ class OptimizedLlama(OptimizedDecoder):
         )
         projection = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
         gate_up = torch.cat([feed.gate_proj.weight, feed.up_proj.weight])
-        mixing = Attention(shape, linear(projection), linear(attention.o_proj.weight), 0.0)
+        mixing = DecoderAttention(shape, linear(projection), linear(attention.o_proj.weight), 0.0)
         gated = GatedFeedForward(linear(gate_up), linear(feed.down_proj.weight))
-        return Block(_norm(layer.input_layernorm), mixing, _norm(layer.post_attention_layernorm), gated, 0.0)
+        return DecoderBlock(_norm(layer.input_layernorm), mixing, _norm(layer.post_attention_layernorm), gated, 0.0)
 
     def split(self, gradient: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
         if count < 3:

@@ -72,7 +72,7 @@ _MOVED_CELLS = 1 << 20
 _NARROW = {"kind": "u1", "thread": "i4", "name": "i4", "category": "i1"}
 
 
-class Column:
+class GrowingColumn:
     """A column that grows in place: the system moves its pages, so growing copies nothing and leaves no second one.
 
     A map that is looked at cannot be moved, so its cells are given out once, by `finish`, after which nothing is added.
@@ -145,15 +145,15 @@ class GrowingBlock:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._rows = Column("parent", folder)
-        self._columns: dict[str, Column] = {}
+        self._rows = GrowingColumn("parent", folder)
+        self._columns: dict[str, GrowingColumn] = {}
         self._used = 0
 
     def extend(self, rows: Array, columns: Mapping[str, Array]) -> None:
         self._rows.extend(rows)
         for name in columns:
             if name not in self._columns:
-                self._columns[name] = Column(name, self._folder)
+                self._columns[name] = GrowingColumn(name, self._folder)
                 self._columns[name].extend(absent(name, self._used))
         for name, column in self._columns.items():
             column.extend(columns[name] if name in columns else absent(name, len(rows)))
@@ -277,7 +277,7 @@ class _Scanner:
         self._floats = np.empty((0, len(REAL)), np.float64)
         self._odd = np.empty((0, 3), np.int64)
         self._written = np.zeros(len(WHOLE) + len(REAL), np.int64)
-        self._columns = {s.name: Column(s.name, folder) for s in COLUMNS if s.block is None and s.name in WHOLE}
+        self._columns = {s.name: GrowingColumn(s.name, folder) for s in COLUMNS if s.block is None and s.name in WHOLE}
         self._blocks: dict[str, GrowingBlock] = {}
         self._folder = folder
         self._row = 0

@@ -102,7 +102,7 @@ class Residual(nn.Module):
         return functional.relu(self.branch(x) + around, inplace=True)
 
 
-class Classifier(nn.Module):
+class ClassifierHead(nn.Module):
     """Mean over all positions, dropout, and one linear layer."""
 
     def __init__(self, features: int, classes: int, *, dropout: float = 0.0) -> None:
@@ -125,7 +125,7 @@ class ResidualNetwork(nn.Module):
         self.stem = stem
         self.pool = pool
         self.blocks = nn.Sequential(*blocks)
-        self.head = Classifier(features, classes)
+        self.head = ClassifierHead(features, classes)
         start_convolutions(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

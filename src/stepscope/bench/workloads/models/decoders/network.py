@@ -18,7 +18,7 @@ CHUNK_TOKENS = 4096
 """Tokens whose logits exist at one time in training."""
 
 
-class Shape(NamedTuple):
+class HeadShape(NamedTuple):
     """Heads of one attention layer."""
 
     heads: int
@@ -65,8 +65,8 @@ def turn(heads: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
     return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1).to(heads.dtype)
 
 
-class Attention(nn.Module):
-    def __init__(self, shape: Shape, projection: nn.Linear, out: nn.Linear, dropout: float) -> None:
+class DecoderAttention(nn.Module):
+    def __init__(self, shape: HeadShape, projection: nn.Linear, out: nn.Linear, dropout: float) -> None:
         super().__init__()
         self.shape = shape
         self.projection = projection
@@ -129,9 +129,9 @@ class GatedFeedForward(nn.Module):
         return self.down(functional.silu(gate) * up)  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     def __init__(
-        self, before: nn.Module, attention: Attention, between: nn.Module, feed: nn.Module, dropout: float
+        self, before: nn.Module, attention: DecoderAttention, between: nn.Module, feed: nn.Module, dropout: float
     ) -> None:
         super().__init__()
         self.before = before
@@ -191,7 +191,7 @@ class FastDecoder(nn.Module):
         embedding: nn.Parameter,
         positions: nn.Parameter | None = None,
         rotary: Rotary | None = None,
-        blocks: Sequence[Block],
+        blocks: Sequence[DecoderBlock],
         norm: nn.Module,
         head: nn.Parameter | None = None,
         vocabulary: int,
@@ -259,7 +259,7 @@ class FastDecoder(nn.Module):
         full = [(sequences, one.key_value_heads, places, one.width) for one in shapes]
         return Cache([self.embedding.new_zeros(one) for one in full], [self.embedding.new_zeros(one) for one in full])
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[DecoderBlock]:
         return list(self.blocks)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 from stepscope.bench.workloads.findings import gradients_of
 from stepscope.bench.workloads.generation import Decoder
-from stepscope.bench.workloads.models.decoders.network import Block, Cache, FastDecoder
+from stepscope.bench.workloads.models.decoders.network import Cache, DecoderBlock, FastDecoder
 from stepscope.bench.workloads.models.decoders.ootb import PlainDecoder, pack_prompts
 from stepscope.bench.workloads.protocol import Batch, Change, Engine, Mode, Optimized, Precision
 
@@ -51,9 +51,9 @@ class OptimizedDecoder(Optimized, Decoder):
         """Takes the weights out of the plain module."""
 
     @abstractmethod
-    def translate_block(self, layer: Any) -> Block: ...
+    def translate_block(self, layer: Any) -> DecoderBlock: ...
 
-    def translate_blocks(self, layers: nn.ModuleList) -> list[Block]:
+    def translate_blocks(self, layers: nn.ModuleList) -> list[DecoderBlock]:
         """Layer by layer: a large model is never there twice."""
         blocks = []
         for i in range(len(layers)):

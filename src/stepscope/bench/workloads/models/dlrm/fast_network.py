@@ -9,7 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from stepscope.bench.workloads.models.dlrm.ootb import HEADER_BYTES, Dlrm, QuantisedBag, Tables, WeightedBag, loss_of
+from stepscope.bench.workloads.models.dlrm.ootb import (
+    HEADER_BYTES,
+    Dlrm,
+    QuantisedBag,
+    TableSizes,
+    WeightedBag,
+    loss_of,
+)
 from stepscope.bench.workloads.protocol import Batch
 
 EVEN = 8
@@ -320,7 +327,7 @@ class FastDlrm(nn.Module):
     """Takes arranged batches. `dtype` is that of matmuls and of what lies between the layers."""
 
     def __init__(
-        self, plain: Dlrm, tables: Tables, lookup: nn.Module, *, dtype: torch.dtype, loss: str, compiled: bool
+        self, plain: Dlrm, tables: TableSizes, lookup: nn.Module, *, dtype: torch.dtype, loss: str, compiled: bool
     ) -> None:
         super().__init__()
         self.loss_kind = loss

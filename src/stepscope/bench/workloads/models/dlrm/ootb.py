@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from stepscope.bench.workloads.protocol import Batch, Mode, Task
 
 
-class Tables(NamedTuple):
+class TableSizes(NamedTuple):
     rows: tuple[int, ...]
     lookups: tuple[int, ...]
     """Lookups of one bag, on average."""
@@ -26,7 +26,7 @@ class Tables(NamedTuple):
         return [0, *accumulate(self.rows)][:-1]
 
 
-def read_tables(sizes: Mapping[str, Any]) -> Tables:
+def read_tables(sizes: Mapping[str, Any]) -> TableSizes:
     """`rows` and `lookups` are one number for `tables` tables or a list; with `table_seed` they are drawn."""
     if "table_seed" in sizes:
         return _draw_tables(sizes)
@@ -35,10 +35,10 @@ def read_tables(sizes: Mapping[str, Any]) -> Tables:
     every_row = rows if isinstance(rows, list) else [rows] * count
     every_lookup = lookups if isinstance(lookups, list) else [lookups] * count
     cap = sizes.get("row_cap", math.inf)
-    return Tables(tuple(int(min(one, cap)) for one in every_row), tuple(every_lookup))
+    return TableSizes(tuple(int(min(one, cap)) for one in every_row), tuple(every_lookup))
 
 
-def _draw_tables(sizes: Mapping[str, Any]) -> Tables:
+def _draw_tables(sizes: Mapping[str, Any]) -> TableSizes:
     """Log-normal rows and lookups: most tables are short and read once or twice, few are long and read by the hundred.
 
     With `mean_tables` their number is drawn too, from 0.7 to 1.3 of it, and every other seed gives a task whose tables
@@ -57,7 +57,7 @@ def _draw_tables(sizes: Mapping[str, Any]) -> Tables:
         if reads >= least:
             rows.append(length)
             lookups.append(reads)
-    return Tables(tuple(rows), tuple(lookups))
+    return TableSizes(tuple(rows), tuple(lookups))
 
 
 def _draw_whole(chance: Random, median: float, spread: float, cap: int) -> int:
@@ -69,7 +69,7 @@ STRIDE_SHARE = 0.618
 
 
 def make_examples(
-    sizes: Mapping[str, Any], tables: Tables, count: int, *, seed: int, mode: Mode
+    sizes: Mapping[str, Any], tables: TableSizes, count: int, *, seed: int, mode: Mode
 ) -> dict[str, torch.Tensor]:
     """`indices` holds the lookups of table after table; `offsets` [tables, count], where each bag begins in its table's
     part. A table's bags have count · lookups together, whatever the seed."""
@@ -124,7 +124,7 @@ LEVELS = 15
 class Dlrm(nn.Module):
     """One logit an example."""
 
-    def __init__(self, sizes: Mapping[str, Any], tables: Tables) -> None:
+    def __init__(self, sizes: Mapping[str, Any], tables: TableSizes) -> None:
         super().__init__()
         width, features = int(sizes["width"]), len(tables.rows) + 1
         gain = float(sizes["weight_gain"])

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.bench.workloads.models.dlrm.fast_network import FastDlrm, GatheredTables, even
-from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, Tables
+from stepscope.bench.workloads.models.dlrm.ootb import Dlrm, DlrmTask, TableSizes
 from stepscope.bench.workloads.models.dlrm.optimized import DlrmOptimized
 from stepscope.bench.workloads.protocol import Batch, Change, Mode, Precision
 from stepscope.core.errors import UsageError
@@ -156,7 +156,7 @@ class ShardedDlrm(DlrmTask):
         return super().make_batch(count, seed=seed * self.ranks + self.rank, mode=mode)
 
 
-def shard_tables(tables: Tables, ranks: int) -> list[int]:
+def shard_tables(tables: TableSizes, ranks: int) -> list[int]:
     """The owner of each table: those with most lookups first, each to the rank with fewest so far, so that no rank is
     waited for. Every rank gets one where there are enough."""
     load = [(0, rank) for rank in range(ranks)]
