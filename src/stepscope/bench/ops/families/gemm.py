@@ -281,18 +281,11 @@ class _MaskedMlp(Mlp):
     happens to so many that no comparison would be left.
     """
 
-    def __init__(self, masks: list[torch.Tensor], gradients: torch.dtype | None = None) -> None:
-        """`gradients`: what goes back from layer to layer is rounded to this dtype; None: it is not."""
-        self._masks, self._gradients = masks, gradients
+    def __init__(self, masks: list[torch.Tensor]) -> None:
+        self._masks = masks
 
     def _pass(self, layer: int, value: torch.Tensor) -> torch.Tensor:
-        return self.rounded(value * self._masks[layer])
-
-    def rounded(self, value: torch.Tensor) -> torch.Tensor:
-        """The value, whose gradient will be rounded."""
-        if self._gradients is not None:
-            value.register_hook(lambda one: one.to(self._gradients).double())  # type: ignore[no-untyped-call]
-        return value
+        return value * self._masks[layer]
 
 
 def relu_masks(shape: Shape, inputs: Mapping[str, torch.Tensor], dtype: str) -> list[torch.Tensor]:
@@ -380,7 +373,7 @@ class MlpTrain(Mlp):
         before = {name: fresh[name].clone().double() for name in names}
         # Each layer rounds what the one before has rounded.
         tolerance = RELATIVE_TOLERANCE[dtype] * (len(names) / 2) ** 0.5
-        gradients = _reference_gradients(shape, fresh, relu_masks(shape, fresh, dtype))
+        gradients = _reference_gradients(fresh, relu_masks(shape, fresh, dtype))
         for name in names:
             fresh[name].requires_grad_()
         self.bind(shape, fresh)()
@@ -396,21 +389,30 @@ def _weight_names(inputs: Mapping[str, torch.Tensor]) -> list[str]:
     return [name for name in inputs if name.startswith(("weight", "bias"))]
 
 
-def _reference_gradients(
-    shape: Shape, inputs: Mapping[str, torch.Tensor], masks: list[torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """In float64, with the hidden elements that pass in the case's own dtype.
+def _reference_gradients(inputs: Mapping[str, torch.Tensor], masks: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In float64, written out, with the hidden elements that pass in the case's own dtype.
 
     What goes back from layer to layer is rounded to that dtype: over a large batch much of it is too small for
     float16.
     """
     wide = widen(inputs)
-    weights = {name: wide[name].requires_grad_() for name in _weight_names(inputs)}
-    stack = _MaskedMlp(masks, inputs["input"].dtype)
-    with torch.enable_grad():
-        result = stack.rounded(stack.bind_reference(shape, wide)())
-        loss = functional.cross_entropy(result, inputs["target"])
-    return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+    layers = range(len(masks) + 1)
+    value, given = wide["input"], []
+    for layer in layers:
+        given.append(value)
+        value = value @ wide[f"weight{layer}"].T + wide[f"bias{layer}"]
+        if layer < len(masks):
+            value = value * masks[layer]
+    targets = inputs["target"].unsqueeze(1)
+    upstream = (value.softmax(1) - torch.zeros_like(value).scatter_(1, targets, 1.0)) / len(value)
+    gradients = {}
+    for layer in reversed(layers):
+        upstream = upstream.to(inputs["input"].dtype).double()
+        gradients[f"weight{layer}"] = upstream.T @ given[layer]
+        gradients[f"bias{layer}"] = upstream.sum(0)
+        if layer:
+            upstream = upstream @ wide[f"weight{layer}"] * masks[layer - 1]
+    return gradients
 
 
 def _require_near(name: str, result: torch.Tensor, reference: torch.Tensor, tolerance: float) -> None:
