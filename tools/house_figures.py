@@ -2,9 +2,8 @@
 
     python tools/house_figures.py [CHECKOUT …]        # a Markdown table; several checkouts stand side by side
 
-A cycle is looked for at every level: the children of a package (modules and packages) should import each other in one
-direction only. A cycle that has a package in it, or that exists without imports inside functions, is an error of the
-plan; tests/house finds both. Imports for type checkers alone do not count.
+A cycle is looked for at every level: children of a package (modules and packages) import each other in one direction
+only, imports inside functions included; tests/house holds the tree to it. Imports for type checkers alone do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Figures:
     """Import statements inside functions."""
     function_lines: list[int] = field(default_factory=list)
     cycles: list[list[str]] = field(default_factory=list)
-    package_cycles: list[list[str]] = field(default_factory=list)
     one_importer: list[str] = field(default_factory=list)
     """Modules of the package that exactly one other module imports."""
 
@@ -64,15 +62,14 @@ def list_targets(statement: ast.Import | ast.ImportFrom, modules: set[str]) -> I
             yield statement.module or ""
 
 
-def read_graph(source: Path, *, at_top: bool = False) -> Graph:
-    """Which module imports which; `at_top`: when it is imported itself."""
+def read_graph(source: Path) -> Graph:
+    """Which module imports which."""
     names = {path: name_module(path, source) for path in source.rglob("*.py")}
     modules = set(names.values())
     graph: Graph = {}
     for path, name in names.items():
-        statements = walk_imports(ast.parse(path.read_text(encoding="utf-8")))
-        chosen = [statement for statement, inside in statements if not (at_top and inside)]
-        graph[name] = {other for statement in chosen for other in list_targets(statement, modules)} - {name}
+        statements = [statement for statement, _ in walk_imports(ast.parse(path.read_text(encoding="utf-8")))]
+        graph[name] = {other for statement in statements for other in list_targets(statement, modules)} - {name}
     return graph
 
 
@@ -104,13 +101,6 @@ def find_circles(graph: Graph) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
-def find_package_cycles(source: Path) -> list[list[str]]:
-    """Cycles with a package in them, and those that exist without imports inside functions."""
-    packages = {name_module(path, source) for path in source.rglob("__init__.py")}
-    between = [group for group in find_cycles(read_graph(source)) if packages & set(group)]
-    return between + [group for group in find_cycles(read_graph(source, at_top=True)) if group not in between]
-
-
 def reachable(graph: Graph, start: str) -> set[str]:
     seen: set[str] = set()
     waiting = list(graph[start])
@@ -139,7 +129,6 @@ def measure_tree(source: Path) -> Figures:
         ]
     graph = read_graph(source)
     figures.cycles = find_cycles(graph)
-    figures.package_cycles = find_package_cycles(source)
     importers = Counter(other for name, others in graph.items() for other in others)
     figures.one_importer = sorted(name for name in graph if importers[name] == 1)
     return figures
@@ -163,7 +152,6 @@ def format_table(columns: dict[str, Figures]) -> str:
             f"90th percentile {longest[int(0.9 * len(longest))]} lines"
         )
         text += [f"  cycle: {', '.join(cycle)}" for cycle in one.cycles]
-        text += [f"  cycle of packages, or at import: {', '.join(cycle)}" for cycle in one.package_cycles]
     return "\n".join(text)
 
 

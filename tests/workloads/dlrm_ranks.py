@@ -21,7 +21,7 @@ from stepscope.bench.workloads.precision import build_module, math_of
 from stepscope.bench.workloads.protocol import Optimized, Setting, Task
 from stepscope.bench.workloads.request import SEED as WEIGHT_SEED
 from stepscope.bench.workloads.request import ParsedCase, read_case
-from stepscope.bench.workloads.shared import open_share
+from stepscope.bench.workloads.shared import open_share, shard
 from stepscope.bench.workloads.steps import TrainStep
 
 RANKS = 2
@@ -116,7 +116,7 @@ def make_fast(config: str) -> DlrmOptimized:
 
 
 def step_optimized(config: str) -> dict[str, Any]:
-    task = make_fast(config).shard()
+    task = shard(make_fast(config))
     assert isinstance(task, ShardedFastDlrm)
     module: Any = build_module(task, Setting("train", "fp32", "cpu"), seed=SEED)
     batches = [task.make_batch(BATCH, seed=SEED + number, mode="train") for number in range(STEPS)]

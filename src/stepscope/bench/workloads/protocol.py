@@ -58,9 +58,9 @@ class Task(ABC):
         named = [one for name, one in module.named_modules() if wanted.fullmatch(name)]
         return named if self.parts else list(module.children())
 
-    def shard(self) -> Task | None:
-        """This task as one rank of the process group sees it, its tables spread over all; None: it has none."""
-        return None
+    sharded_by = ""
+    """The class that is this task as one rank of the process group sees it, its tables spread over all: `module:Class`,
+    made of this task. Empty: it has no tables."""
 
     def deterministic(self) -> Mapping[str, Any]:
         """Sizes with every random part switched off, for comparisons: dropout rates are 0."""

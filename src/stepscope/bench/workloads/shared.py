@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pkgutil import resolve_name
 from typing import Any
 
 from stepscope.bench.workloads.feed import make_batches
@@ -104,13 +105,13 @@ def _callable_parts(blocks: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Modu
 
 
 def shard(task: Task) -> Task:
-    own = task.shard()
-    if own is None:
+    if not task.sharded_by:
         raise UsageError(
             "this implementation has no tables to shard over the ranks",
             hint="--parallel ddp or fsdp",
             where="--parallel",
         )
+    own: Task = resolve_name(task.sharded_by)(task)
     return own
 
 

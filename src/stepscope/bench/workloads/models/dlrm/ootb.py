@@ -227,6 +227,8 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tens
 
 
 class DlrmTask(Task):
+    sharded_by = "stepscope.bench.workloads.models.dlrm.sharded:ShardedDlrm"
+
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__(sizes)
         self.tables = read_tables(sizes)
@@ -244,11 +246,6 @@ class DlrmTask(Task):
     def infer(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """The chance of a click."""
         return torch.sigmoid(cast("torch.Tensor", module(batch["dense"], batch["indices"], batch["offsets"])))
-
-    def shard(self) -> Task:
-        from stepscope.bench.workloads.models.dlrm.sharded import ShardedDlrm
-
-        return ShardedDlrm(self)
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(module.parameters(), lr=self.sizes["learning_rate"])

@@ -21,6 +21,7 @@ tensor cores multiply some hundred numbers in the time that memory gives one."""
 
 class DlrmOptimized(Optimized):
     early_change = "update in backward"
+    sharded_by = "stepscope.bench.workloads.models.dlrm.sharded:ShardedFastDlrm"
     plain: DlrmTask
 
     def __init__(self, plain: Task) -> None:
@@ -44,11 +45,6 @@ class DlrmOptimized(Optimized):
             compiled=mode == "train" and device.type == "cuda",
         )
         return fast.train(plain.training)
-
-    def shard(self) -> Task:
-        from stepscope.bench.workloads.models.dlrm.sharded import ShardedFastDlrm
-
-        return ShardedFastDlrm(self)
 
     def _lay_out_tables(self, plain: Dlrm, mode: Mode) -> nn.Module:
         tables = list(plain.tables)

@@ -67,7 +67,7 @@ class _JointTransducer(torch.autograd.Function):
         cast, cast_bias = weight.to(encoded.dtype), bias.to(encoded.dtype)
         hidden = parts.hide(encoded.contiguous(), predicted.contiguous(), transcripts, dropout)
         logits = torch.addmm(cast_bias, hidden, cast.t())
-        picked = parts.pick(logits.view(*shape, -1), transcripts)
+        picked = Picked(*parts.pick(logits.view(*shape, -1), transcripts))
         sums = parts.sum_alignments(picked, transcripts)
         ctx.parts, ctx.shape, ctx.dropout, ctx.transcripts = parts, shape, dropout, transcripts
         ctx.of_bias = bias.dtype
@@ -101,7 +101,8 @@ class Parts(NamedTuple):
 
     hide: Callable[[Tensor, Tensor, Transcripts, float], Tensor]
     """relu of the sums with dropout, [cells, width]; zeros outside of the lengths."""
-    pick: Callable[[Tensor, Transcripts], Picked]
+    pick: Callable[[Tensor, Transcripts], tuple[Tensor, ...]]
+    """The fields of `Picked`."""
     sum_alignments: Callable[[Picked, Transcripts], tuple[Tensor, ...]]
     """What `differentiate` needs of all alignments, and last the costs."""
     differentiate: Callable[[Tensor, Picked, tuple[Tensor, ...], Transcripts, Tensor], None]

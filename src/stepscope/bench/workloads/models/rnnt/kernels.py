@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepscope.bench.workloads.models.rnnt.fast_loss import Picked, Transcripts
+if TYPE_CHECKING:
+    from stepscope.bench.workloads.models.rnnt.fast_loss import Picked, Transcripts
 
 IMPOSSIBLE = tl.constexpr(-1e30)
 DECODE_WARPS = 8
@@ -57,10 +60,10 @@ def _hide_kernel(
         tl.store(hidden + (row * U + u[:, None]) * W + w[None, :], value.to(hidden.dtype.element_ty), mask=there)
 
 
-def pick(logits: Tensor, transcripts: Transcripts) -> Picked:
+def pick(logits: Tensor, transcripts: Transcripts) -> tuple[Tensor, ...]:
     batch, frames, positions, classes = logits.shape
     shape = (batch, frames, positions)
-    picked = Picked(*(torch.empty(shape, dtype=torch.float32, device=logits.device) for _ in range(3)))
+    picked = tuple(torch.empty(shape, dtype=torch.float32, device=logits.device) for _ in range(3))
     _pick_kernel[(batch * frames * positions,)](
         logits, transcripts.labels, transcripts.frames, transcripts.label_lengths, *picked,
         frames, positions, classes, transcripts.labels.stride(0),
