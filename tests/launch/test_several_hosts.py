@@ -296,7 +296,7 @@ def test_a_node_ends_its_ranks_when_its_starter_goes_away(tmp_path: Path) -> Non
 
 
 @pytest.mark.ranks
-def test_a_node_without_input_is_not_on_a_leash_and_passes_the_exit_code_on(tmp_path: Path) -> None:
+def test_a_node_without_input_keeps_running_and_passes_the_exit_code_on(tmp_path: Path) -> None:
     script = "import os, sys, time\ntime.sleep(1 if os.environ['RANK'] == '1' else 100)\nsys.exit(3)\n"
     node = start_node(tmp_path, script, subprocess.DEVNULL)
     _, err = node.communicate(timeout=60)

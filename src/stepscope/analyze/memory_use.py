@@ -215,7 +215,7 @@ def _period(sizes: Integers) -> int | None:
 
 
 def _points(history: MemoryHistory, total: Integers, first_ns: int) -> list[MemoryUsePoint]:
-    """All changes, or the highest of each of equally long stretches where there are too many."""
+    """All changes, or the highest of each of equally long segments where there are too many."""
     chosen = highest_places(total, MOST_POINTS)
     time, reserved = history.time_ns, history.reserved_bytes
     columns = {"time_s": [None] * len(chosen) if time is None else (time[chosen] - first_ns) / 1e9}

@@ -23,7 +23,7 @@ from stepscope.core.errors import ExitCode, LaunchError, MissingDependencyError,
 from stepscope.core.processes import exit_code_of, name_signal
 
 HOLD = b"hold\n"
-"""Written first by whoever holds the leash. Many remote shells give their command no input at all, which must not be
+"""Written first by whoever starts this. Many remote shells give their command no input at all, which must not be
 taken for the end of the one who started it."""
 STARTED = "stepscope-node: started"
 REACHED = "stepscope-node: reached the first host"
@@ -40,7 +40,7 @@ _CONNECT_LIMIT_S = 2.0
 
 def main(arguments: list[str]) -> int:
     _say(STARTED)
-    threading.Thread(target=_watch_leash, daemon=True).start()
+    threading.Thread(target=_watch_starter, daemon=True).start()
     try:
         return _run(arguments)
     except StepscopeError as error:
@@ -103,13 +103,13 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _watch_leash() -> None:
+def _watch_starter() -> None:
     """Runs beside torchrun until this process ends, or until whoever started it has gone."""
     try:
-        with os.fdopen(os.dup(0), "rb", buffering=0) as leash:
-            if leash.read(len(HOLD)) != HOLD:
+        with os.fdopen(os.dup(0), "rb", buffering=0) as from_starter:
+            if from_starter.read(len(HOLD)) != HOLD:
                 return
-            while leash.read(4096):
+            while from_starter.read(4096):
                 pass
     except OSError:
         return

@@ -50,7 +50,7 @@ class Session:
         """The run folder; None on a rank that rank 0 has not told yet."""
         self.heartbeat = NoHeartbeat()
 
-    def adopt_folder(self, folder: Path) -> None:
+    def use_folder(self, folder: Path) -> None:
         self.folder = folder
 
     def keep_failure(self, error: BaseException) -> None:
@@ -74,7 +74,7 @@ class RankSession(Session):
         self._has_failed = False
         self.heartbeat = Heartbeat(rank=self.context.rank, limit_s=hang_limit_s + BACKSTOP_S, log=sys.stderr)
 
-    def adopt_folder(self, folder: Path) -> None:
+    def use_folder(self, folder: Path) -> None:
         """From now on evidence goes there. A host that does not share the folder keeps its ranks' words to itself."""
         if not folder.is_dir():
             return
@@ -110,7 +110,7 @@ def rank_session(
     session = RankSession(verb=verb, request=request, hang_limit_s=hang_limit_s, supervised=supervised, cases=cases)
     export_rendezvous(session.context)
     if folder is not None:
-        session.adopt_folder(folder)
+        session.use_folder(folder)
     session.heartbeat.beat("starting")
     try:
         yield session

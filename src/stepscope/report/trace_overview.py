@@ -336,7 +336,7 @@ def _path_events(path: CriticalPath, names: TextTable) -> Events:
 
 
 def _path_marks(path: CriticalPath | None, lane_of_row: Any, trace: TraceView) -> Events:
-    """The stretches of the path that belong to an event, in the lane of that event or of what encloses it."""
+    """The segments of the path that belong to an event, in the lane of that event or of what encloses it."""
     segments = [one for one in (path.segments if path else []) if one.row is not None and one.end_ns > one.start_ns]
     rows, start, end = np.array([(one.row, one.start_ns, one.end_ns) for one in segments], np.int64).reshape(-1, 3).T
     shown = trace.enclosing(rows, lane_of_row >= 0) if len(rows) else rows

@@ -116,7 +116,7 @@ def run_rank(session: Session, *, progress: AnyProgress | None = None, producer:
     made.ranks = ranks = Ranks(session, control)
     folder = Path(ranks.broadcast(str(session.folder.resolve()) if session.folder else None))
     if session.folder is None:
-        session.adopt_folder(folder)
+        session.use_folder(folder)
     ranks.require_same_request()
     loop = RankLoop(made, made.open())
     systems = ranks.gather(collect_system() if session.context.local_rank == 0 else None)

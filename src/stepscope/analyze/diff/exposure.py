@@ -248,7 +248,7 @@ class TraceSide:
             return [], np.zeros((0, len(IDLE_SHARES)), np.int64)
         spent = np.stack([gaps.parts[:, list(reasons)].sum(axis=1) for reasons in _REASONS_OF_SHARE], axis=1)
         middle = gaps.spans.start + (gaps.spans.end - gaps.spans.start) // 2
-        different, place = np.unique(self._doing(gaps.thread, middle), return_inverse=True)
+        different, place = np.unique(self._host_activity(gaps.thread, middle), return_inverse=True)
         sums = np.stack([sum_by(place, column, len(different)) for column in spent.T], axis=1)
         return [OUTSIDE if c == MISSING else self.timeline.texts[c] for c in different.tolist()], sums
 
@@ -267,7 +267,7 @@ class TraceSide:
         kept = np.flatnonzero(sums.any(axis=1))
         return [list(spent)[place] for place in kept.tolist()], sums[kept]
 
-    def _doing(self, thread: Integers, time: Integers) -> Integers:
+    def _host_activity(self, thread: Integers, time: Integers) -> Integers:
         """Name of the innermost operator or Python function on the thread; else of its annotation or call."""
         trace = self.trace
         found = trace.innermost_of(thread, time)

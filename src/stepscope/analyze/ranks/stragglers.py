@@ -197,7 +197,7 @@ class _Samples:
             floors.append(max(jitter, noise) + abs(own - usual) * calls)
         return floors
 
-    def is_own_doing(self, clocks: Clocks) -> list[bool]:
+    def is_caused_by_rank(self, clocks: Clocks) -> list[bool]:
         """By rank: whether its own share of the lateness is above noise."""
         ranks = len(clocks.offsets)
         floor = max(self.jitter_s(self.own_s), 2 * clocks.resolution_s * float(self.calls.max()) ** 0.5)
@@ -224,7 +224,7 @@ class _Judged(NamedTuple):
 def _judge(samples: _Samples, clocks: Clocks, level: float, *, unapplied: bool) -> _Judged:
     ranks = len(clocks.offsets)
     floors, halves = samples.floors_s(clocks, unapplied=unapplied), _halves(samples, ranks)
-    own, own_doing = run_medians(samples.own_s, samples.rank, ranks), samples.is_own_doing(clocks)
+    own, caused_by_rank = run_medians(samples.own_s, samples.rank, ranks), samples.is_caused_by_rank(clocks)
     values = samples.late_s[np.lexsort((samples.late_s, samples.rank))]
     middle = run_medians(samples.late_s, samples.rank, ranks)
     count = np.bincount(samples.rank, minlength=ranks)
@@ -242,7 +242,7 @@ def _judge(samples: _Samples, clocks: Clocks, level: float, *, unapplied: bool) 
                 (covered < level, "too few units to decide"),
                 (ends[0] <= floors[place], "not significantly late"),
                 (halves[place] <= floors[place], LATE_IN_ONE_HALF),
-                (not own_doing[place], HANDED_ON),
+                (not caused_by_rank[place], HANDED_ON),
             )
             verdict = next((reason for holds, reason in reasons if holds), None)
         judged.append((fields | {"units": n, "floor_s": floors[place]}, verdict))
@@ -274,7 +274,7 @@ def _latest_in_every_step(samples: _Samples, clocks: Clocks, *, unapplied: bool)
     if (samples.rank[latest] != place).any():
         return None
     floor = samples.floors_s(clocks, unapplied=unapplied)[place]
-    if samples.late_s[latest].min() <= floor or not samples.is_own_doing(clocks)[place]:
+    if samples.late_s[latest].min() <= floor or not samples.is_caused_by_rank(clocks)[place]:
         return None
     return place
 

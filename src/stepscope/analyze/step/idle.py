@@ -1,4 +1,4 @@
-"""Why a device had nothing to do: every gap with its reason and what the host was doing meanwhile."""
+"""Why a device had nothing to do: every gap with its reason and what the host was activity meanwhile."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     """The one with the largest part."""
     parts_s: dict[str, float]
     operator: str
-    """What the launching thread was doing during most of it."""
+    """What the launching thread was activity during most of it."""
     call: str | None
     """Runtime call that took most of it."""
     next_name: str | None
@@ -137,11 +137,11 @@ def explain_idle(timeline: Timeline, step: int | None, *, top: int = 20) -> Idle
         work = trace.busiest(window)
         gaps = find_gaps(trace, work, window)
         causes = _sum_causes(step, work, gaps)
-        lengths, doing = gaps.spans.end - gaps.spans.start, _find_doings(trace, gaps)
-        labels, place = _name_doings(trace, doing)
+        lengths, activity = gaps.spans.end - gaps.spans.start, _find_host_activities(trace, gaps)
+        labels, place = _name_host_activities(trace, activity)
         by_operator = _by_label(labels, place, lengths, causes.idle_ns)
         longest = [
-            _describe_gap(trace, work, window, gaps, one=one, label=labels[place[one]], doing=int(doing[one]))
+            _describe_gap(trace, work, window, gaps, one=one, label=labels[place[one]], activity=int(activity[one]))
             for one in top_by(lengths, top)
         ]
     return IdleReport(
@@ -223,8 +223,8 @@ def _part_host_time(
                 parts[mine, HOST_LAUNCH] -= taken
 
 
-def _find_doings(trace: TraceView, gaps: Gaps) -> Integers:
-    """For each gap the host row that says what the thread was doing during most of it; −1: nothing recorded.
+def _find_host_activities(trace: TraceView, gaps: Gaps) -> Integers:
+    """For each gap the host row that says what the thread was activity during most of it; −1: nothing recorded.
 
     It is the innermost one that covers more than half. That one also covers the middle, so only the stack there need be
     climbed. Where only an annotation does, the operator that covers most.
@@ -276,11 +276,11 @@ def _longest_operator(trace: TraceView, thread: int, spans: Intervals, otherwise
     return longest
 
 
-def _name_doings(trace: TraceView, doing: Integers) -> tuple[list[str], Integers]:
+def _name_host_activities(trace: TraceView, activity: Integers) -> tuple[list[str], Integers]:
     """The different names of what was done, and which of them each gap has. A call goes by the operator around it."""
     texts = trace.timeline.texts
-    named = trace.enclosing(doing, trace.is_kind(OPERATOR, PYTHON))
-    row = np.where(named >= 0, named, doing)
+    named = trace.enclosing(activity, trace.is_kind(OPERATOR, PYTHON))
+    row = np.where(named >= 0, named, activity)
     is_annotation = (row >= 0) & (trace.kind[row] == ANNOTATION)
     codes = np.where(row >= 0, trace.name[row] + is_annotation * len(texts), 2 * len(texts))
     different, place = number_codes(codes, 2 * len(texts) + 1)
@@ -304,7 +304,7 @@ def _by_label(labels: Sequence[str], place: Integers, lengths: Whole, total: int
 
 
 def _describe_gap(
-    trace: TraceView, work: DeviceWork, window: Window, gaps: Gaps, *, one: int, label: str, doing: int
+    trace: TraceView, work: DeviceWork, window: Window, gaps: Gaps, *, one: int, label: str, activity: int
 ) -> IdleGap:
     start, end = int(gaps.spans.start[one]), int(gaps.spans.end[one])
     parts = gaps.parts[one].tolist()
@@ -316,7 +316,7 @@ def _describe_gap(
         reason=REASONS[parts.index(max(parts))],
         parts_s={reason: seconds(spent) for reason, spent in zip(REASONS, parts, strict=True) if spent},
         operator=label,
-        call=trace.label(doing) if trace.kind[doing] == RUNTIME else None,
+        call=trace.label(activity) if trace.kind[activity] == RUNTIME else None,
         next_name=None if name is None else short_name(name),
     )
 
@@ -342,7 +342,7 @@ def idle_section(job: JobReport) -> Section | None:
         field("% of idle", lambda item: share_of(item[1], idle.idle_s), "share"),
         field("Reason", lambda item: REASON_WORDS[item[0]]),
     ], is_folded=False)  # fmt: skip
-    by_operator = make_table("Host activity", "What the host was doing during most of each gap", idle.by_operator, [
+    by_operator = make_table("Host activity", "What the host was activity during most of each gap", idle.by_operator, [
         field("Time", "total_s", "s", brief=1),
         field("% of idle", "share", "share", brief=1),
         field("Gaps", "gaps", "count", brief=1),

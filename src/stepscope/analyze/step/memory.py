@@ -161,7 +161,7 @@ def _by_operator(trace: TraceView, events: _Events, places: Integers) -> list[Me
 
 
 def _points(events: _Events, part: slice, begin: int) -> list[MemoryPoint]:
-    """All events, or the highest of each of equally long stretches where there are too many."""
+    """All events, or the highest of each of equally long segments where there are too many."""
     total = events.total[part]
     chosen = highest_places(total, MOST_POINTS)
     reserved = events.reserved[part][chosen]

@@ -37,9 +37,9 @@ def top_by(values: Any, count: int) -> list[int]:
     """Places of the largest values, largest first, the first of equals first."""
     some = np.arange(len(values))
     if len(values) > 16 * count:
-        # The largest of each of many stretches: the n-th largest of these is at most the n-th largest of all.
-        stretches = np.maximum.reduceat(values, np.arange(8 * count) * len(values) // (8 * count))
-        some = np.flatnonzero(values >= np.sort(stretches)[-count])
+        # The largest of each of many segments: the n-th largest of these is at most the n-th largest of all.
+        segments = np.maximum.reduceat(values, np.arange(8 * count) * len(values) // (8 * count))
+        some = np.flatnonzero(values >= np.sort(segments)[-count])
     places: list[int] = some[np.argsort(-values[some], kind="stable")][:count].tolist()
     return places
 
