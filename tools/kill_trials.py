@@ -46,6 +46,7 @@ LAUNCHERS = {
         *SWEEP,
     ],
 }  # fmt: skip
+RANKS = 2
 OPS = ["ops", "--op", "gemm", "--shape", "m=64,n=64,k=64", "--max-time", "1s"]
 PROCESSES = [*STEPSCOPE, "bench", *OPS, "--processes", "3"]
 SIDE = "ops --op gemm --shape m=64,n=64,k=64"
@@ -120,7 +121,7 @@ class Trial:
         if launcher == "self":
             server = [one for one in self.processes() if "stepscope.launch.server" in " ".join(one.cmdline())]
             ranks = sorted(one.pid for one in server if one.ppid() in {other.pid for other in server})
-            return ranks[rank] if len(ranks) > rank else None
+            return ranks[rank] if len(ranks) == RANKS else None  # the first fork of all is no rank
         name = "RANK" if launcher == "torchrun" else "OMPI_COMM_WORLD_RANK"
         for process in self.processes():
             try:

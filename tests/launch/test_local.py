@@ -65,8 +65,10 @@ def test_ranks_that_finish_leave_their_words_and_no_process(folder: Path) -> Non
     assert children_of_this_test() == []
 
 
-@pytest.mark.parametrize(("module", "expected"), [("rank_deaths", "forked"), ("rank_threads", "started")])
-def test_ranks_are_forked_where_no_thread_would_be_lost(folder: Path, module: str, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "expected"), [("rank_deaths", "forked"), ("rank_threads", "started"), ("rank_stuck_forks", "started")]
+)
+def test_ranks_are_forked_where_that_is_as_good_as_a_new_process(folder: Path, module: str, expected: str) -> None:
     launch(folder, f"{module}:tell_whose_child")
     for rank in range(2):
         assert f"\n{expected} " in "\n" + (folder / "ranks" / f"rank-{rank}.log").read_text()

@@ -13,8 +13,11 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,12 +28,15 @@ import msgspec
 
 from stepscope.launch.context import SELF_LAUNCH_VARIABLE, rendezvous_variables
 from stepscope.launch.lookups import LOOPBACK
-from stepscope.launch.watchdog import die_with_parent, start_child
+from stepscope.launch.watchdog import die_with_parent
 from stepscope.launch.worker import leave_group_behind, rank_session
 from stepscope.store import StoredRun
 
 LOADER = "load_before_fork"
 """A worker's module may have a function of this name: called with the plan's verb, it imports what ranks need."""
+FIRST_FORK_LIMIT_S = 5.0
+SERVER_VARIABLE = "STEPSCOPE_RANK_SERVER"
+"""Process id of the server, for a rank that is a new process."""
 
 
 class RankEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,7 @@ class RankEvent(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     folder, target, hang_limit_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     if len(sys.argv) == 4:  # one rank, where the server could not fork
+        die_with_parent(int(os.environ.pop(SERVER_VARIABLE)))
         return run_worker(folder, target, hang_limit_s)
     ranks, server = int(sys.argv[4]), os.getpid()
     # What libraries print must not come between the events.
@@ -89,7 +96,8 @@ def can_fork() -> bool:
     """Whether a fork of this process is as good as a new one: it loses no thread, and CUDA has not been touched.
 
     A first fork shows both. OpenBLAS, which numpy loads, ends its threads before a fork and begins them again when
-    they are needed; threads that are still there afterwards belong to a library that does not.
+    they are needed; threads that are still there afterwards belong to a library that does not. A fork that does not end
+    stands still in what a library does after it.
     """
     if sys.platform != "linux":
         return False
@@ -97,8 +105,13 @@ def can_fork() -> bool:
     if pid == 0:
         torch: Any = sys.modules.get("torch")
         os._exit(bool(torch is not None and torch.cuda._is_in_bad_fork()))
-    _, status = os.waitpid(pid, 0)
-    return status == 0 and len(os.listdir("/proc/self/task")) == 1
+    limit_s = time.monotonic() + FIRST_FORK_LIMIT_S
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < limit_s:
+        time.sleep(0.001)
+    if ended == (0, 0):
+        os.kill(pid, signal.SIGKILL)
+        ended = os.waitpid(pid, 0)
+    return ended[1] == 0 and len(os.listdir("/proc/self/task")) == 1
 
 
 def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -139,8 +152,9 @@ def run_worker(folder: Path, target: str, hang_limit_s: float) -> int:
 
 
 def _start_process(variables: dict[str, str]) -> int:
+    """Without a word of Python between fork and exec, where what happens after a fork may stand still."""
     command = [sys.executable, "-m", "stepscope.launch.server", *sys.argv[1:4]]
-    return start_child(command, env={**os.environ, **variables}).pid
+    return subprocess.Popen(command, env={**os.environ, **variables, SERVER_VARIABLE: str(os.getpid())}).pid
 
 
 def _report(write: Callable[[bytes], object], event: RankEvent) -> None:
