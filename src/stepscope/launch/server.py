@@ -152,7 +152,7 @@ def run_worker(folder: Path, target: str, hang_limit_s: float) -> int:
 
 
 def _start_process(variables: dict[str, str]) -> int:
-    """Without a word of Python between fork and exec, where what happens after a fork may stand still."""
+    """No Python code runs between fork and exec: what libraries do after a fork may stand still."""
     command = [sys.executable, "-m", "stepscope.launch.server", *sys.argv[1:4]]
     return subprocess.Popen(command, env={**os.environ, **variables, SERVER_VARIABLE: str(os.getpid())}).pid
 
